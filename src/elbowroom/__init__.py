@@ -1,0 +1,3 @@
+"""elbowroom: train in the memory you have."""
+
+__version__ = "0.1.0"

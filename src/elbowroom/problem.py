@@ -1,0 +1,498 @@
+"""What is to be scheduled: a Chain, a Join or a Graph, as frozen data that validates itself.
+
+Sizes are whole bytes (slots in a Join), times are seconds or any other unit used throughout. `from_json` and
+`to_json` speak the machine interface; an `InputError` names the field at fault, as in
+`stages[3].saved_bytes: 5 is less than output_bytes (7)`.
+
+The notation of the docstrings is that of 001 ch. 2: a stage's output aℓ (`output_bytes`), everything its
+backward needs āℓ (`saved_bytes`, aℓ included), the gradient δℓ with respect to its output (`gradient_bytes`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from elbowroom.errors import InputError
+from elbowroom.units import MAX_BYTES
+
+MAX_TIME = 1e18
+MAX_ITEMS = 10_000_000
+
+Json: TypeAlias = dict[str, Any]
+
+
+# --- chain ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """One way for a stage to run its forward so that its backward can follow."""
+
+    forward_time: float
+    backward_time: float
+    saved_bytes: int
+    forward_overhead_bytes: int
+    backward_overhead_bytes: int
+
+
+_SAVING_FIELDS = tuple(f.name for f in fields(Saving))
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of a chain. `alternatives` are other ways to save; way 0 is the stage's own."""
+
+    name: str
+    forward_time: float
+    backward_time: float
+    output_bytes: int
+    saved_bytes: int
+    gradient_bytes: int
+    forward_overhead_bytes: int = 0
+    backward_overhead_bytes: int = 0
+    alternatives: tuple[Saving, ...] = ()
+
+    def __post_init__(self) -> None:
+        _set(self, "name", _text(self.name, "name"))
+        for field in ("output_bytes", "gradient_bytes"):
+            _set(self, field, _size(getattr(self, field), field))
+        for field in _SAVING_FIELDS:
+            _set(self, field, _amount(getattr(self, field), field))
+        _check_holds_output(self.saved_bytes, self.output_bytes, "saved_bytes")
+        for i, way in enumerate(self.alternatives):
+            _check_holds_output(way.saved_bytes, self.output_bytes, f"alternatives[{i}].saved_bytes")
+
+    @property
+    def ways(self) -> tuple[Saving, ...]:
+        """All the ways to save, the stage's own first: a schedule's choice indexes this."""
+        own = Saving(
+            self.forward_time,
+            self.backward_time,
+            self.saved_bytes,
+            self.forward_overhead_bytes,
+            self.backward_overhead_bytes,
+        )
+        return (own, *self.alternatives)
+
+    @classmethod
+    def from_json(cls, data: Any) -> Stage:
+        data = _object(data, allowed=_STAGE_FIELDS, required=_STAGE_REQUIRED)
+        own = {field: data[field] for field in _STAGE_REQUIRED}
+        stage = cls(name=data.get("name", ""), **own)
+        ways = []
+        for i, override in enumerate(_list(data.get("alternatives", []), "alternatives")):
+            with_prefix = _Prefix(f"alternatives[{i}]")
+            with with_prefix:
+                ways.append(_alternative(stage, override))
+        return cls(name=stage.name, **own, alternatives=tuple(ways)) if ways else stage
+
+    def to_json(self) -> Json:
+        data: Json = {field: getattr(self, field) for field in ("name", *_STAGE_REQUIRED)}
+        if self.alternatives:
+            data["alternatives"] = [
+                {f: getattr(way, f) for f in _SAVING_FIELDS if getattr(way, f) != getattr(self, f)}
+                for way in self.alternatives
+            ]
+        return data
+
+
+_STAGE_REQUIRED = (
+    "forward_time",
+    "backward_time",
+    "output_bytes",
+    "saved_bytes",
+    "gradient_bytes",
+    "forward_overhead_bytes",
+    "backward_overhead_bytes",
+)
+_STAGE_FIELDS = ("name", *_STAGE_REQUIRED, "alternatives")
+
+
+def _alternative(stage: Stage, override: Any) -> Saving:
+    """A stage's own way to save with some fields replaced.
+
+    The output and its gradient are the same tensors however the stage saves, so an alternative may repeat
+    their sizes but not change them.
+    """
+    override = _object(override, allowed=("name", *_STAGE_REQUIRED))
+    for field in ("output_bytes", "gradient_bytes"):
+        if field in override and _size(override[field], field) != getattr(stage, field):
+            raise InputError(field, "belongs to the stage; an alternative way to save cannot change it")
+    values = {f: _amount(override.get(f, getattr(stage, f)), f) for f in _SAVING_FIELDS}
+    _check_holds_output(values["saved_bytes"], stage.output_bytes, "saved_bytes")
+    return Saving(**values)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Stages 1..n in a row, the last one being the loss.
+
+    `input_bytes` is a0, in memory from the start; `input_gradient_bytes` is δ0, what the last backward leaves.
+    """
+
+    input_bytes: int
+    input_gradient_bytes: int
+    stages: tuple[Stage, ...]
+
+    def __post_init__(self) -> None:
+        for field in ("input_bytes", "input_gradient_bytes"):
+            _set(self, field, _size(getattr(self, field), field))
+        _set(self, "stages", tuple(self.stages))
+        if not self.stages:
+            raise InputError("stages", "is empty; a chain needs at least the loss")
+        largest = self.input_bytes + self.input_gradient_bytes + sum(map(_stage_bytes, self.stages))
+        if largest > MAX_BYTES:
+            raise InputError("stages", f"sizes add up to {largest} bytes; the most a plan can hold is 2^60")
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+    @cached_property
+    def output_bytes(self) -> tuple[int, ...]:
+        """aℓ for ℓ = 0..n: position 0 is the chain's input."""
+        return (self.input_bytes, *(stage.output_bytes for stage in self.stages))
+
+    @cached_property
+    def gradient_bytes(self) -> tuple[int, ...]:
+        """δℓ for ℓ = 0..n: position 0 is the gradient of the chain's input."""
+        return (self.input_gradient_bytes, *(stage.gradient_bytes for stage in self.stages))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Chain:
+        data = _object(
+            data,
+            allowed=("kind", "input_bytes", "input_gradient_bytes", "stages"),
+            required=("input_bytes", "input_gradient_bytes", "stages"),
+        )
+        stages = []
+        for i, item in enumerate(_list(data["stages"], "stages")):
+            with _Prefix(f"stages[{i}]"):
+                stages.append(Stage.from_json(item))
+        return cls(data["input_bytes"], data["input_gradient_bytes"], tuple(stages))
+
+    def to_json(self) -> Json:
+        return {
+            "kind": "chain",
+            "input_bytes": self.input_bytes,
+            "input_gradient_bytes": self.input_gradient_bytes,
+            "stages": [stage.to_json() for stage in self.stages],
+        }
+
+
+def _stage_bytes(stage: Stage) -> int:
+    """A bound on what a stage can add to any sum a solver forms."""
+    ways = max(w.saved_bytes + w.forward_overhead_bytes + w.backward_overhead_bytes for w in stage.ways)
+    return stage.output_bytes + 2 * stage.gradient_bytes + ways
+
+
+# --- join ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Join:
+    """K chains of equal steps that meet at the loss; memory counts in slots, one per value (000, 001 ch. 1).
+
+    `keep_gradients[k]` says whether the gradient of branch k's input must still be there at the end
+    (the vector b of 001; all ones in 000).
+    """
+
+    lengths: tuple[int, ...]
+    forward_time: float
+    backward_time: float
+    loss_time: float
+    keep_gradients: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        lengths = tuple(_count(n, f"lengths[{k}]") for k, n in enumerate(_list(self.lengths, "lengths")))
+        keep = tuple(
+            _flag(b, f"keep_gradients[{k}]")
+            for k, b in enumerate(_list(self.keep_gradients, "keep_gradients"))
+        )
+        if not lengths:
+            raise InputError("lengths", "is empty; a join needs at least one branch")
+        if len(keep) != len(lengths):
+            raise InputError("keep_gradients", f"has {len(keep)} entries for {len(lengths)} branches")
+        _set(self, "lengths", lengths)
+        _set(self, "keep_gradients", keep)
+        for field in ("forward_time", "backward_time", "loss_time"):
+            _set(self, field, _time(getattr(self, field), field))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Join:
+        names = tuple(f.name for f in fields(cls))
+        data = _object(data, allowed=("kind", *names), required=names)
+        return cls(**{name: data[name] for name in names})
+
+    def to_json(self) -> Json:
+        return {
+            "kind": "join",
+            "lengths": list(self.lengths),
+            "forward_time": self.forward_time,
+            "backward_time": self.backward_time,
+            "loss_time": self.loss_time,
+            "keep_gradients": list(self.keep_gradients),
+        }
+
+
+# --- graph ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One computation of a graph and the value it leaves."""
+
+    name: str
+    time: float
+    bytes: int
+
+    def __post_init__(self) -> None:
+        _set(self, "name", _text(self.name, "name"))
+        _set(self, "time", _time(self.time, "time"))
+        _set(self, "bytes", _size(self.bytes, "bytes"))
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Computations with dependencies: `edges` holds (producer, consumer) pairs of node positions from 0."""
+
+    nodes: tuple[Node, ...]
+    edges: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        _set(self, "nodes", tuple(self.nodes))
+        if not self.nodes:
+            raise InputError("nodes", "is empty")
+        edges = tuple(
+            self._edge(pair, f"edges[{i}]") for i, pair in enumerate(_list(self.edges, "edges"))
+        )
+        _set(self, "edges", edges)
+        if len(set(edges)) != len(edges):
+            seen: set[tuple[int, int]] = set()
+            twice = next(i for i, edge in enumerate(edges) if edge in seen or seen.add(edge))  # type: ignore[func-returns-value]
+            raise InputError(f"edges[{twice}]", f"{list(edges[twice])} is given twice")
+        if sum(node.bytes for node in self.nodes) * 4 > MAX_BYTES:
+            raise InputError("nodes", "sizes add up to more than a plan can hold (2^58 bytes)")
+        if len(self.order) < len(self.nodes):
+            stuck = min(set(range(len(self.nodes))) - set(self.order))
+            raise InputError("edges", f"form a cycle through node {stuck}")
+
+    def _edge(self, pair: Any, field: str) -> tuple[int, int]:
+        pair = _list(pair, field)
+        if len(pair) != 2:
+            raise InputError(field, f"must be a [producer, consumer] pair, got {len(pair)} entries")
+        source, target = (_count(end, f"{field}[{i}]") for i, end in enumerate(pair))
+        for i, end in enumerate((source, target)):
+            if end >= len(self.nodes):
+                raise InputError(f"{field}[{i}]", f"names node {end}, but there are {len(self.nodes)} nodes")
+        if source == target:
+            raise InputError(field, f"joins node {source} to itself")
+        return source, target
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @cached_property
+    def predecessors(self) -> tuple[tuple[int, ...], ...]:
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for source, target in self.edges:
+            found[target].append(source)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def successors(self) -> tuple[tuple[int, ...], ...]:
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for source, target in self.edges:
+            found[source].append(target)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """The nodes in a topological order (shorter than `nodes` only while a cycle is being refused)."""
+        waiting = [len(p) for p in self.predecessors]
+        ready = [v for v in range(len(self.nodes) - 1, -1, -1) if waiting[v] == 0]
+        order = []
+        while ready:
+            v = ready.pop()
+            order.append(v)
+            for w in reversed(self.successors[v]):
+                waiting[w] -= 1
+                if waiting[w] == 0:
+                    ready.append(w)
+        return tuple(order)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Graph:
+        data = _object(data, allowed=("kind", "nodes", "edges"), required=("nodes", "edges"))
+        nodes = []
+        for i, item in enumerate(_list(data["nodes"], "nodes")):
+            with _Prefix(f"nodes[{i}]"):
+                item = _object(item, allowed=("name", "time", "bytes"), required=("time", "bytes"))
+                nodes.append(Node(item.get("name", ""), item["time"], item["bytes"]))
+        return cls(tuple(nodes), data["edges"])
+
+    def to_json(self) -> Json:
+        nodes = [{"name": v.name, "time": v.time, "bytes": v.bytes} for v in self.nodes]
+        return {"kind": "graph", "nodes": nodes, "edges": [list(edge) for edge in self.edges]}
+
+
+# --- any problem ---------------------------------------------------------------------------------------------
+
+Problem: TypeAlias = Chain | Join | Graph
+KINDS: dict[str, type[Chain] | type[Join] | type[Graph]] = {"chain": Chain, "join": Join, "graph": Graph}
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """Where a schedule runs, beyond computing: the host link, in bytes per unit of time (None: no link)."""
+
+    bandwidth: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.bandwidth is not None:
+            _set(self, "bandwidth", _time(self.bandwidth, "bandwidth"))
+            if self.bandwidth == 0:
+                raise InputError("bandwidth", "must be positive")
+
+
+def kind_of(problem: Problem) -> str:
+    return next(kind for kind, cls in KINDS.items() if isinstance(problem, cls))
+
+
+def problem_from_json(data: Any) -> Problem:
+    """A validated problem from the decoded JSON of the machine interface."""
+    if not isinstance(data, Mapping):
+        raise InputError("problem", f"must be a JSON object with a 'kind', not {_kind_of_value(data)}")
+    if "kind" not in data:
+        raise InputError("kind", f"missing; one of {', '.join(KINDS)}")
+    kind = data["kind"]
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise InputError("kind", f"must be one of {', '.join(KINDS)}, not {kind!r:.40}")
+    return KINDS[kind].from_json(data)
+
+
+# --- validation ----------------------------------------------------------------------------------------------
+
+
+class _Prefix:
+    """Puts where we are in front of the field that an InputError names."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if isinstance(error, InputError):
+            problem = str(error).removeprefix(f"{error.field}: ")
+            field = f"{self.prefix}.{error.field}" if error.field else self.prefix
+            raise InputError(field, problem) from None
+
+
+def _set(target: object, field: str, value: Any) -> None:
+    """Store a normalized value in a frozen dataclass while it is being made."""
+    object.__setattr__(target, field, value)
+
+
+def _object(data: Any, allowed: Iterable[str], required: Iterable[str] = ()) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping):
+        raise InputError("", f"must be an object, not {_kind_of_value(data)}")
+    allowed = tuple(allowed)
+    for key in data:
+        if key not in allowed:
+            close = difflib.get_close_matches(str(key)[:80], allowed, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known fields: {', '.join(allowed)}"
+            raise InputError(f"{str(key)[:80]}", f"is not a field here; {hint}")
+    for key in required:
+        if key not in data:
+            raise InputError(key, "missing")
+    return data
+
+
+def _list(data: Any, field: str) -> list[Any] | tuple[Any, ...]:
+    if not isinstance(data, list | tuple):
+        raise InputError(field, f"must be a list, not {_kind_of_value(data)}")
+    if len(data) > MAX_ITEMS:
+        raise InputError(field, f"has {len(data)} entries; the most is {MAX_ITEMS}")
+    return data
+
+
+def _amount(value: Any, field: str) -> Any:
+    return _size(value, field) if field.endswith("_bytes") else _time(value, field)
+
+
+def _time(value: Any, field: str) -> float:
+    """A finite, non-negative number. Whole numbers stay integers, so that sums of them are exact."""
+    if type(value) is not int and type(value) is not float:
+        if isinstance(value, bool) or not hasattr(value, "__float__"):
+            raise InputError(field, f"must be a number, not {_kind_of_value(value)}")
+        value = float(value)
+    if not 0 <= value <= MAX_TIME:
+        raise InputError(field, _out_of_range(value, "1e18"))
+    return value  # type: ignore[no-any-return]
+
+
+def _size(value: Any, field: str) -> int:
+    """A whole, non-negative number of bytes; 5.0 counts as whole, because some writers know only floats."""
+    if type(value) is not int:
+        value = _whole(value, field, "number of bytes")
+    if not 0 <= value <= MAX_BYTES:
+        raise InputError(field, _out_of_range(value, "2^60"))
+    return value  # type: ignore[no-any-return]
+
+
+def _count(value: Any, field: str) -> int:
+    value = _whole(value, field, "number")
+    if not 0 <= value <= MAX_ITEMS:
+        raise InputError(field, _out_of_range(value, str(MAX_ITEMS)))
+    return value
+
+
+def _flag(value: Any, field: str) -> int:
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, int) and value in (0, 1):
+        return int(value)
+    raise InputError(field, f"must be 0 or 1, not {_kind_of_value(value)}")
+
+
+def _whole(value: Any, field: str, what: str) -> int:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise InputError(field, f"must be a whole {what}, not {_kind_of_value(value)}") from None
+
+
+def _text(value: Any, field: str) -> str:
+    if not isinstance(value, str):
+        raise InputError(field, f"must be text, not {_kind_of_value(value)}")
+    return value
+
+
+def _check_holds_output(saved_bytes: int, output_bytes: int, field: str) -> None:
+    if saved_bytes < output_bytes:
+        raise InputError(field, f"{saved_bytes} is less than output_bytes ({output_bytes}), which it includes")
+
+
+def _out_of_range(value: float, largest: str) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"must be finite, not {value}"
+    if value < 0:
+        return "must not be negative"
+    return f"is too large; the most is {largest}"
+
+
+def _kind_of_value(value: Any) -> str:
+    names = {type(None): "null", bool: "true or false", str: "text", list: "a list", dict: "an object"}
+    if isinstance(value, float):
+        return f"{value!r}"
+    return names.get(type(value), f"{value!r:.40}")

@@ -1,0 +1,323 @@
+"""The referee for chains: a machine with one memory, one computing unit and one host link.
+
+Memory holds activations aℓ on their own ("plain"), saved sets āℓ (which contain aℓ), and the current gradient,
+from δn at the start to δ0 at the end. While an operation runs, memory is everything stored, plus the operation's
+outputs, plus its overhead (001 Table 2.1). A saved set āℓ needs aℓ₋₁ until backward ℓ, so that cannot be dropped.
+
+Transfers run beside computation. An offloaded value leaves memory when its transfer has ended and the last
+operation that reads it before it is prefetched again has ended; a prefetched one takes its room when its
+transfer starts and can be read when it ends. With a budget, computation waits for offloads that make room and
+prefetches wait for computations that do; what no waiting can mend is refused.
+"""
+
+from __future__ import annotations
+
+from elbowroom.errors import InvalidSchedule
+from elbowroom.problem import Chain, Platform, Saving
+from elbowroom.schedule.link import Link, Transfer
+from elbowroom.schedule.operations import (
+    Backward,
+    Discard,
+    Forward,
+    Offload,
+    Operation,
+    Prefetch,
+    Schedule,
+    show,
+)
+from elbowroom.schedule.simulation import Simulation, Span, total
+
+Key = tuple[str, int]  # ("plain", ℓ) is aℓ on its own, ("saved", ℓ) is āℓ
+
+
+def simulate_chain(
+    chain: Chain, schedule: Schedule, budget: int | None = None, platform: Platform | None = None
+) -> Simulation:
+    """Run a schedule; `InvalidSchedule` says which operation cannot run and why."""
+    machine = _Machine(chain, schedule, budget, platform or Platform())
+    for index, operation in enumerate(schedule):
+        machine.step(index, operation)
+    return machine.finish()
+
+
+class _Machine:
+    def __init__(self, chain: Chain, schedule: Schedule, budget: int | None, platform: Platform) -> None:
+        self.chain = chain
+        self.schedule = schedule
+        self.budget = budget
+        self.activation = chain.output_bytes
+        self.gradient = chain.gradient_bytes
+        self.device: dict[Key, int] = {("plain", 0): chain.input_bytes}
+        self.ways: dict[int, Saving] = {}  # how each live saved set was made, wherever it is
+        self.host: dict[Key, int] = {}
+        self.incoming: set[Key] = set()  # prefetches not yet arrived
+        self.leaving: dict[Key, int] = {}  # offloads not yet released -> index of the last reader
+        self.position = len(chain)  # the current gradient is δ of this stage's output
+        self.stored = chain.input_bytes + self.gradient[-1]
+        self.transient = 0
+        self.now: float = 0
+        self.durations: list[float] = []
+        self.stall: float = 0
+        self.spans: list[Span] = []
+        self.span_start: float = 0
+        self.index = 0
+        self.done = False  # whether the operation `index` has run
+        self.peak = -1
+        self.peak_index = 0
+        self.link: Link | None = None
+        if platform.bandwidth is not None:
+            self.link = Link(platform.bandwidth, self._fits, self._transfer_started, self._transfer_ended)
+        self.last_reader = _last_readers(schedule) if self.link else {}
+
+    # --- operations ------------------------------------------------------------------------------------------
+
+    def step(self, index: int, operation: Operation) -> None:
+        self.index, self.done = index, False
+        at = getattr(operation, "at", None)
+        if not isinstance(at, int) or not 1 <= at <= len(self.chain):
+            raise self._refuse(f"there is no stage {at} in a chain of {len(self.chain)}")
+        if isinstance(operation, Forward):
+            self._forward(at, operation)
+        elif isinstance(operation, Backward):
+            self._backward(at)
+        elif isinstance(operation, Discard):
+            self._discard(at, operation)
+        elif isinstance(operation, Offload):
+            self._offload(at, operation)
+        elif isinstance(operation, Prefetch):
+            self._prefetch(at, operation)
+        else:
+            raise self._refuse("is not an operation of a chain")
+
+    def _forward(self, at: int, operation: Forward) -> None:
+        stage = self.chain.stages[at - 1]
+        if operation.save == "all":
+            ways = stage.ways
+            if operation.way >= len(ways):
+                raise self._refuse(f"stage {at} has {len(ways)} ways to save, and this asks for {operation.way}")
+            way = ways[operation.way]
+            produced, size = ("saved", at), way.saved_bytes
+            self._run([self._input_of(at)], size, way.forward_overhead_bytes, way.forward_time)
+            self.ways[at] = way
+            self._drop(("plain", at))  # the saved set contains the output
+        else:
+            produced, size = ("plain", at), stage.output_bytes
+            if ("plain", at) in self.device or ("saved", at) in self.device:
+                raise self._refuse(f"the output of stage {at} is in memory already")
+            self._run([self._input_of(at)], size, stage.forward_overhead_bytes, stage.forward_time)
+        self._drop(produced)
+        self._store(produced, size)
+        if operation.save == "nothing":
+            self._drop_input(at)
+        self._settle()
+
+    def _backward(self, at: int) -> None:
+        if at != self.position:
+            raise self._refuse(f"the gradient in memory is that of stage {self.position}'s output")
+        way = self.ways.get(at)
+        if way is None:
+            raise self._refuse(f"nothing is saved for the backward of stage {at}")
+        needs = [("saved", at), self._input_of(at)]
+        self._run(needs, self.gradient[at - 1], way.backward_overhead_bytes, way.backward_time)
+        self._drop(("saved", at))
+        self._drop(("plain", at - 1))
+        del self.ways[at]
+        self.position = at - 1
+        self.stored += self.gradient[at - 1] - self.gradient[at]
+        self._settle()
+
+    def _discard(self, at: int, operation: Discard) -> None:
+        if operation.what == "input":
+            if ("plain", at - 1) not in self.device and ("plain", at - 1) not in self.host:
+                raise self._refuse(f"the input of stage {at} is not stored on its own")
+            self._drop_input(at)
+        else:
+            if ("saved", at) not in self.device and ("saved", at) not in self.host:
+                raise self._refuse(f"nothing is saved for stage {at}")
+            if at + 1 in self.ways and ("plain", at) not in self.device:
+                raise self._refuse(f"stage {at + 1}'s saved set needs the output of stage {at}")
+            self._drop(("saved", at))
+            self.ways.pop(at, None)
+        self._settle()
+
+    def _offload(self, at: int, operation: Offload) -> None:
+        key = self._key(at, operation.what)
+        if self.link is None:
+            raise self._refuse("there is no host link; give the platform a bandwidth")
+        if key not in self.device or key in self.leaving or key in self.incoming:
+            raise self._refuse(f"{_describe(key)} is not in memory")
+        self.leaving[key] = self.last_reader.get(self.index, -1)
+        self.link.submit(Transfer(key, "out", self.device[key], self.now))
+        self._settle()
+
+    def _prefetch(self, at: int, operation: Prefetch) -> None:
+        key = self._key(at, operation.what)
+        if self.link is None:
+            raise self._refuse("there is no host link; give the platform a bandwidth")
+        if key in self.incoming:
+            raise self._refuse(f"{_describe(key)} is on its way already")
+        if key not in self.host and key not in self.leaving:
+            raise self._refuse(f"{_describe(key)} was not offloaded")
+        size = self.host[key] if key in self.host else self.device[key]
+        self.incoming.add(key)
+        self.link.submit(Transfer(key, "in", size, self.now))
+        self._settle()
+
+    def finish(self) -> Simulation:
+        if self.position != 0:
+            raise InvalidSchedule(f"the schedule ends before backward {self.position}")
+        time = self.now if self.stall else total(self.durations)
+        link_time = self.link.busy_time if self.link else 0
+        return Simulation(
+            self.schedule, time, self.peak, self.peak_index, tuple(self.spans), self.stall, link_time
+        )
+
+    # --- time ------------------------------------------------------------------------------------------------
+
+    def _run(self, needs: list[Key], output: int, overhead: int, duration: float) -> None:
+        """Wait for inputs and room, then compute with the outputs and the overhead in memory."""
+        start = self._wait(needs, output + overhead) if self.link else self.now
+        level = self.stored + output + overhead
+        if self.budget is not None and level > self.budget:
+            raise self._refuse(f"needs {level - self.budget} bytes more than the budget of {self.budget}")
+        self._close_span(start)
+        self.stall += start - self.now
+        self.now = start + duration
+        self.durations.append(duration)
+        self.transient = output + overhead
+        self._note_peak()
+        if self.link:
+            self.link.advance(self.now)
+        self.spans.append(Span(self.span_start, self.now, self.stored + self.transient, self.index))
+        self.span_start = self.now
+        self.transient = 0
+        self.done = True
+        for key in [k for k, reader in self.leaving.items() if reader == self.index and k in self.host]:
+            self._release(key)
+
+    def _wait(self, needs: list[Key], room: int) -> float:
+        assert self.link is not None
+        time = self.now
+        self.link.advance(time)
+        while True:
+            missing = [k for k in needs if k not in self.device or k in self.incoming]
+            if not missing and (self.budget is None or self.stored + room <= self.budget):
+                return time
+            for key in missing:
+                if key not in self.incoming:
+                    raise self._refuse(f"{_describe(key)} is on the host and no prefetch brings it back")
+            event = self.link.next_event()
+            if event is None:
+                why = f"{_describe(missing[0])} never arrives" if missing else "no pending offload makes room"
+                raise self._refuse(f"waits for ever: {why} within the budget of {self.budget}")
+            time = max(time, event)
+            self.link.advance(time)
+
+    def _settle(self) -> None:
+        """Memory has changed between operations: let waiting transfers see it."""
+        if self.link:
+            self.link.memory_freed(self.now)
+            self.link.advance(self.now)
+
+    # --- memory ----------------------------------------------------------------------------------------------
+
+    def _store(self, key: Key, size: int) -> None:
+        self.device[key] = size
+        self.stored += size
+
+    def _drop(self, key: Key) -> None:
+        """Forget a value wherever it is."""
+        self.host.pop(key, None)
+        self.leaving.pop(key, None)
+        size = self.device.pop(key, None)
+        if size is not None:
+            self.stored -= size
+
+    def _drop_input(self, at: int) -> None:
+        if at in self.ways:
+            raise self._refuse(f"the saved set of stage {at} still needs its input")
+        self._drop(("plain", at - 1))
+
+    def _input_of(self, at: int) -> Key:
+        """Where stage `at` finds its input: on its own, or inside the saved set of the stage before."""
+        plain, saved = ("plain", at - 1), ("saved", at - 1)
+        for place in (self.device, self.incoming, self.host):
+            for key in (plain, saved):
+                if key in place:
+                    return key
+        raise self._refuse(f"the input of stage {at} is not in memory")
+
+    def _key(self, at: int, what: str) -> Key:
+        if what == "all":
+            return "saved", at
+        saved_only = ("plain", at - 1) not in self.device and ("plain", at - 1) not in self.host
+        if saved_only and (("saved", at - 1) in self.device or ("saved", at - 1) in self.host):
+            raise self._refuse(f"the input of stage {at} is part of stage {at - 1}'s saved set; move that")
+        return "plain", at - 1
+
+    def _fits(self, size: int) -> bool:
+        return self.budget is None or self.stored + self.transient + size <= self.budget
+
+    def _transfer_started(self, transfer: Transfer, time: float) -> None:
+        if transfer.direction == "in":
+            self._close_span(time)
+            self.host.pop(transfer.key, None)
+            self._store(transfer.key, transfer.bytes)
+            self._note_peak()
+
+    def _transfer_ended(self, transfer: Transfer, time: float) -> None:
+        key = transfer.key
+        if transfer.direction == "in":
+            self.incoming.discard(key)
+        elif key in self.leaving:
+            self.host[key] = transfer.bytes
+            if self.leaving[key] < self.index + self.done:  # its last reader has run
+                self._close_span(time)
+                self._release(key)
+
+    def _release(self, key: Key) -> None:
+        self.stored -= self.device.pop(key)
+        del self.leaving[key]
+
+    def _note_peak(self) -> None:
+        if self.stored + self.transient > self.peak:
+            self.peak, self.peak_index = self.stored + self.transient, self.index
+
+    def _close_span(self, time: float) -> None:
+        """End a stretch of the time line because memory changes now."""
+        if time > self.span_start:
+            self.spans.append(Span(self.span_start, time, self.stored + self.transient, self.index))
+            self.span_start = time
+
+    def _refuse(self, reason: str) -> InvalidSchedule:
+        what = f"operation {self.index} ({show(self.schedule[self.index])})"
+        return InvalidSchedule(f"{what}: {reason}", self.index)
+
+
+def _last_readers(schedule: Schedule) -> dict[int, int]:
+    """For each offload (its index), the last operation that reads the value before it is brought back."""
+    pending: dict[Key, int] = {}
+    last: dict[int, int] = {}
+    for index, op in enumerate(schedule):
+        at = getattr(op, "at", 0)
+        if not isinstance(at, int):
+            continue
+        if isinstance(op, Offload):
+            pending[("saved", at) if op.what == "all" else ("plain", at - 1)] = index
+        elif isinstance(op, Prefetch):
+            pending.pop(("saved", at) if op.what == "all" else ("plain", at - 1), None)
+        elif isinstance(op, Forward | Backward):
+            reads: list[Key] = [("plain", at - 1), ("saved", at - 1)]
+            if isinstance(op, Backward):
+                reads.append(("saved", at))
+            for key in reads:
+                if key in pending:
+                    last[pending[key]] = index
+    return last
+
+
+def _describe(key: Key) -> str:
+    kind, position = key
+    if kind == "saved":
+        return f"the saved set of stage {position}"
+    return f"the input of stage {position + 1}"

@@ -1,0 +1,66 @@
+"""What the referee returns: the time, the peak, and the line of memory over the step."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from elbowroom.schedule.operations import Forward, Operation, Position, Schedule, show
+
+
+class Span(NamedTuple):
+    """Memory held from one moment to the next, and the operation (its index) running meanwhile."""
+
+    start: float
+    end: float
+    bytes: int
+    index: int
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A schedule that ran.
+
+    `time` is computing plus waiting for the host link (`stall_time`); `peak_bytes` is the most memory held at
+    once and `peak_index` the operation during which that first happened; `spans` is the memory time line.
+    """
+
+    schedule: Schedule
+    time: float
+    peak_bytes: int
+    peak_index: int
+    spans: Sequence[Span] = field(repr=False)
+    stall_time: float = 0
+    link_time: float = 0
+
+    @property
+    def peak_operation(self) -> Operation:
+        return self.schedule[self.peak_index]
+
+    @property
+    def forwards(self) -> Counter[Position]:
+        """How often each forward ran."""
+        return Counter(op.at for op in self.schedule if isinstance(op, Forward))
+
+    def to_json(self) -> dict[str, Any]:
+        report: dict[str, Any] = {
+            "valid": True,
+            "time": self.time,
+            "peak_bytes": self.peak_bytes,
+            "peak_operation": self.peak_index,
+            "peak_during": show(self.peak_operation),
+        }
+        if self.link_time:
+            report |= {"stall_time": self.stall_time, "link_time": self.link_time}
+        return report
+
+
+def total(durations: Iterable[float]) -> float:
+    """An exact sum: integers stay integers, and floats do not depend on the order they come in."""
+    durations = list(durations)
+    if all(type(d) is int for d in durations):
+        return sum(durations)
+    return math.fsum(durations)

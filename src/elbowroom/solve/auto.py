@@ -1,0 +1,50 @@
+"""`auto`: picks a method by the kind and size of the problem, and says what it picked and why."""
+
+from __future__ import annotations
+
+from elbowroom.errors import InputError
+from elbowroom.problem import Chain, Join, Problem
+from elbowroom.solve.equiv_chain import EquivChain
+from elbowroom.solve.floating import Floating, row_count, work
+from elbowroom.solve.join import JoinOptimal, join_states, join_work
+from elbowroom.solve.method import Method, Options
+from elbowroom.solve.persistent import Persistent
+from elbowroom.solve.sequential import Sequential
+from elbowroom.solve.slots import CUSTOMARY, FEWEST, TABLE_BYTES
+from elbowroom.solve.store_all import StoreAll
+
+AUTO = "auto"
+SUMMARY = "picks a method by problem and size, and says what it picked"
+_PATIENCE = 4e9  # inner steps: a few seconds
+
+
+def choose(problem: Problem, budget: int | None, options: Options) -> tuple[Method, str]:
+    """The method to use, and a sentence that says why."""
+    if budget is None:
+        raise InputError("budget", "missing; give the memory to stay within, such as 8GiB")
+    if isinstance(problem, Chain):
+        method, why = _for_chain(problem, budget, options)
+    elif isinstance(problem, Join):
+        method, why = _for_join(problem, budget)
+    else:
+        method, why = StoreAll(), "the only method for graphs so far"
+    return method, f"auto picked {method.name} ({why}): "
+
+
+def _for_chain(chain: Chain, budget: int, options: Options) -> tuple[Method, str]:
+    everything = StoreAll()
+    if not any(stage.alternatives for stage in chain.stages):
+        if everything.least_budget(chain, options) <= budget:
+            return everything, "it all fits, so nothing needs recomputing"
+    n, slots = len(chain), options.slots or CUSTOMARY
+    if work(n) * slots <= _PATIENCE and 8 * row_count(n) * slots <= TABLE_BYTES / 3:
+        return Floating(), f"{n} stages are few enough for the true optimum"
+    if 8 * n * (n + 1) / 2 * (options.slots or FEWEST) <= TABLE_BYTES:
+        return Persistent(), f"{n} stages are too many for 'floating', which would rarely be faster"
+    return Sequential(), f"{n} stages are too many for any dynamic program over memory"
+
+
+def _for_join(join: Join, budget: int) -> tuple[Method, str]:
+    if join_work(join, budget) <= _PATIENCE and 8 * join_states(join, budget) <= TABLE_BYTES:
+        return JoinOptimal(), "optimal, and small enough"
+    return EquivChain(), "the branches are too long or too many for the optimum"

@@ -1,0 +1,1 @@
+"""The inner loops of the dynamic programs: numba where it is installed, numpy where it is not, same answers."""

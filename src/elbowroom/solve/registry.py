@@ -1,0 +1,44 @@
+"""Every method by name, in the order in which `solve --list` shows them."""
+
+from __future__ import annotations
+
+import difflib
+
+from elbowroom.errors import InputError
+from elbowroom.solve.checkpoint_sum import CheckpointSum
+from elbowroom.solve.equiv_chain import EquivChain
+from elbowroom.solve.floating import Floating
+from elbowroom.solve.join import JoinOptimal
+from elbowroom.solve.least_peak import LeastPeak
+from elbowroom.solve.least_peak_quadratic import LeastPeakQuadratic
+from elbowroom.solve.method import Method
+from elbowroom.solve.persistent import Persistent
+from elbowroom.solve.revolve import Revolve
+from elbowroom.solve.sequential import Sequential
+from elbowroom.solve.sqrt import Sqrt
+from elbowroom.solve.store_all import StoreAll
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        StoreAll(),
+        Sequential(),
+        Sqrt(),
+        Revolve(),
+        Persistent(),
+        Floating(),
+        LeastPeak(),
+        LeastPeakQuadratic(),
+        CheckpointSum(),
+        JoinOptimal(),
+        EquivChain(),
+    )
+}
+
+
+def method_named(name: str) -> Method:
+    if name in METHODS:
+        return METHODS[name]
+    close = difflib.get_close_matches(name, [*METHODS, "auto"], n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known: auto, {', '.join(METHODS)}"
+    raise InputError("solver", f"there is no {name!r:.40}; {hint}")

@@ -1,0 +1,52 @@
+"""`sequential`: k equal segments, as PyTorch's `checkpoint_sequential` cuts them; the fastest k that fits.
+
+The model's stages are cut into k segments of ⌊L/k⌋, the last one taking what is left and the loss.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import final
+
+from elbowroom.errors import InputError
+from elbowroom.problem import Chain, Problem
+from elbowroom.solve.method import Found, Method, Options, Status
+from elbowroom.solve.segments import Segments, segmented, segmented_time
+
+
+@final
+class Sequential(Method):
+    name = "sequential"
+    kinds = ("chain",)
+    summary = "k equal segments, each recomputed once (checkpoint_sequential); the fastest k if not given"
+    exact = False
+
+    def least_budget(self, problem: Problem, options: Options) -> int:
+        assert isinstance(problem, Chain)
+        return min(_peaks(problem, options.segments).values())
+
+    def find(self, problem: Problem, budget: int, options: Options) -> Found:
+        assert isinstance(problem, Chain)
+        fitting = [k for k, peak in _peaks(problem, options.segments).items() if peak <= budget]
+        best = min(fitting, key=lambda k: (segmented_time(problem, equal_segments(len(problem), k)), k))
+        ends = equal_segments(len(problem), best)
+        notes = {"segments": len(ends)}
+        return Found(segmented(ends), Status.HEURISTIC, segmented_time(problem, ends), notes)
+
+
+def equal_segments(stages: int, k: int) -> list[int]:
+    """Where k equal segments of a chain end; the loss, its last stage, joins the last segment."""
+    size = max(1, (stages - 1) // k)
+    return [*range(size, size * (k - 1) + 1, size), stages]
+
+
+@lru_cache(maxsize=8)
+def _peaks(chain: Chain, k: int | None) -> dict[int, int]:
+    """The peak for each number of segments that is allowed."""
+    most = max(1, len(chain) - 1)
+    if k is not None and not 1 <= k <= most:
+        raise InputError("segments", f"must be between 1 and {most}, the number of stages before the loss")
+    prepared = Segments(chain)
+    return {
+        i: prepared.peak(equal_segments(len(chain), i)) for i in (range(1, most + 1) if k is None else (k,))
+    }

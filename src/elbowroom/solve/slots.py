@@ -1,0 +1,75 @@
+"""Dividing a budget into slots.
+
+A dynamic program over memory needs few, equal steps of it. Sizes round up to whole slots, so a plan that fits in
+slots fits in bytes. Sums that must be there at once (an operation's output, overhead and gradients) are added in
+bytes and rounded once.
+
+Where all sizes share a divisor, slots of that many bytes lose nothing, and they are used whenever they are no
+more than the slots allowed. Without a number from the user, short chains get more slots than the customary 500,
+because they cost next to nothing there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from elbowroom.errors import InputError
+from elbowroom.problem import Chain
+from elbowroom.units import format_bytes
+
+CUSTOMARY = 500
+FEWEST, MOST = 100, 10_000
+WORK = 5e8  # inner steps a solver may spend on slots nobody asked for: well under a second
+TABLE_BYTES = 3 * 2**30  # the largest table we are willing to fill
+
+
+@dataclass(frozen=True)
+class Division:
+    """A budget cut into `slots` slots of `unit` bytes; `exact` if no size is rounded."""
+
+    unit: int
+    slots: int
+    exact: bool
+
+
+def useful_bytes(chain: Chain) -> int:
+    """More memory than this makes no schedule faster: everything is saved and nothing is recomputed."""
+    ways = [stage.ways for stage in chain.stages]
+    saved = sum(max(way.saved_bytes for way in stage_ways) for stage_ways in ways)
+    passing = max(
+        gradient
+        + before
+        + max(max(way.forward_overhead_bytes, way.backward_overhead_bytes) for way in stage_ways)
+        for gradient, before, stage_ways in zip(
+            chain.gradient_bytes[1:], chain.gradient_bytes[:-1], ways, strict=True
+        )
+    )
+    return chain.input_bytes + saved + chain.gradient_bytes[-1] + passing
+
+
+def divide(chain: Chain, budget: int, asked: int | None, rows: float, steps: float) -> Division:
+    """Cut a budget for a table of so many `rows`, each slot of which takes so many `steps` to fill."""
+    most = int(TABLE_BYTES / 8 / rows)
+    if asked is not None and asked < 1:
+        raise InputError("slots", f"must be at least 1, got {asked}")
+    if most < (asked or FEWEST):
+        need = format_bytes(8.0 * rows * (asked or CUSTOMARY))
+        cure = f"at most {most} slots fit" if most >= FEWEST else "try 'sequential' or 'least-peak'"
+        problem = f"{asked or CUSTOMARY} slots for {len(chain)} stages need a table of {need}; {cure}"
+        common = _common_divisor(chain)
+        if asked is None or budget // common > most:
+            raise InputError("slots", problem)
+    wanted = asked if asked is not None else max(CUSTOMARY, min(MOST, int(WORK / steps)))
+    wanted = min(wanted, most)
+    common = _common_divisor(chain)
+    unit = common if budget // common <= wanted else max(1, budget // wanted)
+    return Division(unit, budget // unit, common % unit == 0)
+
+
+def _common_divisor(chain: Chain) -> int:
+    sizes = [*chain.output_bytes, *chain.gradient_bytes]
+    for stage in chain.stages:
+        for way in stage.ways:
+            sizes += [way.saved_bytes, way.forward_overhead_bytes, way.backward_overhead_bytes]
+    return math.gcd(*sizes) or 1

@@ -1,0 +1,36 @@
+"""`store-all`: what training does when nobody plans: save everything, recompute nothing."""
+
+from __future__ import annotations
+
+from typing import final
+
+from elbowroom.problem import Chain, Join, Problem
+from elbowroom.schedule import Backward, Forward, Loss, Operation, simulate
+from elbowroom.solve.method import Found, Method, Options, Status
+from elbowroom.solve.segments import segmented
+
+
+@final
+class StoreAll(Method):
+    name = "store-all"
+    kinds = ("chain", "join", "graph")
+    summary = "save everything, recompute nothing"
+    exact = False
+    needs_budget = False
+
+    def least_budget(self, problem: Problem, options: Options) -> int:
+        return simulate(problem, _schedule(problem)).peak_bytes
+
+    def find(self, problem: Problem, budget: int, options: Options) -> Found:
+        return Found(_schedule(problem), Status.NO_RECOMPUTATION)
+
+
+def _schedule(problem: Problem) -> tuple[Operation, ...]:
+    if isinstance(problem, Chain):
+        return segmented([len(problem)])
+    if isinstance(problem, Join):
+        branches = [(k, length) for k, length in enumerate(problem.lengths, start=1)]
+        forwards = [Forward((k, i), "input") for k, length in branches for i in range(1, length + 1)]
+        backwards = [Backward((k, i)) for k, length in branches for i in range(length, 0, -1)]
+        return (*forwards, Loss(), *backwards)
+    return (*(Forward(v, "all") for v in problem.order), *(Backward(v) for v in reversed(problem.order)))
