@@ -211,8 +211,7 @@ class Join:
     def __post_init__(self) -> None:
         lengths = tuple(_count(n, f"lengths[{k}]") for k, n in enumerate(_list(self.lengths, "lengths")))
         keep = tuple(
-            _flag(b, f"keep_gradients[{k}]")
-            for k, b in enumerate(_list(self.keep_gradients, "keep_gradients"))
+            _flag(b, f"keep_gradients[{k}]") for k, b in enumerate(_list(self.keep_gradients, "keep_gradients"))
         )
         if not lengths:
             raise InputError("lengths", "is empty; a join needs at least one branch")
@@ -268,9 +267,7 @@ class Graph:
         _set(self, "nodes", tuple(self.nodes))
         if not self.nodes:
             raise InputError("nodes", "is empty")
-        edges = tuple(
-            self._edge(pair, f"edges[{i}]") for i, pair in enumerate(_list(self.edges, "edges"))
-        )
+        edges = tuple(self._edge(pair, f"edges[{i}]") for i, pair in enumerate(_list(self.edges, "edges")))
         _set(self, "edges", edges)
         if len(set(edges)) != len(edges):
             seen: set[tuple[int, int]] = set()
@@ -450,7 +447,7 @@ def _count(value: Any, field: str) -> int:
     value = _whole(value, field, "number")
     if not 0 <= value <= MAX_ITEMS:
         raise InputError(field, _out_of_range(value, str(MAX_ITEMS)))
-    return value
+    return int(value)
 
 
 def _flag(value: Any, field: str) -> int:
@@ -467,7 +464,7 @@ def _whole(value: Any, field: str, what: str) -> int:
     try:
         if isinstance(value, bool):
             raise TypeError
-        return operator.index(value)
+        return int(operator.index(value))
     except TypeError:
         raise InputError(field, f"must be a whole {what}, not {_kind_of_value(value)}") from None
 

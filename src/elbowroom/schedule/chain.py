@@ -168,9 +168,7 @@ class _Machine:
             raise InvalidSchedule(f"the schedule ends before backward {self.position}")
         time = self.now if self.stall else total(self.durations)
         link_time = self.link.busy_time if self.link else 0
-        return Simulation(
-            self.schedule, time, self.peak, self.peak_index, tuple(self.spans), self.stall, link_time
-        )
+        return Simulation(self.schedule, time, self.peak, self.peak_index, tuple(self.spans), self.stall, link_time)
 
     # --- time ------------------------------------------------------------------------------------------------
 

@@ -56,9 +56,7 @@ class _Machine:
         left = set(range(len(self.graph))) - self.done
         if left:
             raise InvalidSchedule(f"the schedule ends before backward {max(left)}")
-        return Simulation(
-            self.schedule, total(self.durations), self.peak, self.peak_index, tuple(self.spans)
-        )
+        return Simulation(self.schedule, total(self.durations), self.peak, self.peak_index, tuple(self.spans))
 
     def _forward(self, v: int) -> None:
         if v in self.values:

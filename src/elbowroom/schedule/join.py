@@ -59,9 +59,7 @@ class _Machine:
         for branch, position in enumerate(self.gradients):
             if position:
                 raise InvalidSchedule(f"the schedule ends before backward [{branch + 1}, {position}]")
-        return Simulation(
-            self.schedule, total(self.durations), self.peak, self.peak_index, tuple(self.spans)
-        )
+        return Simulation(self.schedule, total(self.durations), self.peak, self.peak_index, tuple(self.spans))
 
     def _forward(self, branch: int, step: int, operation: Forward) -> None:
         values = self.values[branch]

@@ -17,7 +17,7 @@ class Span(NamedTuple):
     start: float
     end: float
     bytes: int
-    index: int
+    operation: int
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,8 @@ def choose(problem: Problem, budget: int | None, options: Options) -> tuple[Meth
 
 def _for_chain(chain: Chain, budget: int, options: Options) -> tuple[Method, str]:
     everything = StoreAll()
-    if not any(stage.alternatives for stage in chain.stages):
-        if everything.least_budget(chain, options) <= budget:
-            return everything, "it all fits, so nothing needs recomputing"
+    if everything.least_budget(chain, options) <= budget and not any(s.alternatives for s in chain.stages):
+        return everything, "it all fits, so nothing needs recomputing"
     n, slots = len(chain), options.slots or CUSTOMARY
     if work(n) * slots <= _PATIENCE and 8 * row_count(n) * slots <= TABLE_BYTES / 3:
         return Floating(), f"{n} stages are few enough for the true optimum"

@@ -13,6 +13,7 @@ import numpy as np
 from elbowroom.errors import InputError
 from elbowroom.problem import Chain, Problem
 from elbowroom.solve.kernels.checkpoints import checkpoint_sum
+from elbowroom.solve.kernels.rows import Ints
 from elbowroom.solve.least_peak import found
 from elbowroom.solve.method import Found, Method, Options
 from elbowroom.solve.segments import Segments
@@ -50,7 +51,7 @@ def _checkpoints(chain: Chain) -> tuple[list[int], int]:
     return checkpoints[::-1], value
 
 
-def _segment_sums(sizes: np.ndarray) -> np.ndarray:
+def _segment_sums(sizes: Ints) -> Ints:
     """Every sum a segment can have, ascending: runs of the sizes between the input and the last."""
     sums = np.concatenate([[0], np.cumsum(sizes[1:-1])])
     runs = sums[None, :] - sums[:, None]

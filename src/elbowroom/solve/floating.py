@@ -15,7 +15,7 @@ from elbowroom.problem import Chain, Problem
 from elbowroom.schedule import Backward, Forward, Operation
 from elbowroom.solve.kernels.costs import Costs, costs_of, need_all, need_step, slots_up
 from elbowroom.solve.kernels.floating import fill_least, fill_start, row_of
-from elbowroom.solve.kernels.rows import Ints
+from elbowroom.solve.kernels.rows import Floats, Ints
 from elbowroom.solve.method import Found, Method, Options, Progress, Status
 from elbowroom.solve.persistent import forward_and_backward_time
 from elbowroom.solve.slots import divide, useful_bytes
@@ -76,10 +76,10 @@ def _fastest(costs: Costs, slots: int, progress: Progress) -> tuple[tuple[Operat
     time = float(table[row_of(1, n, 1, n), top])
     if time == float("inf"):
         return (), time
-    return tuple(_trace(costs, table, last, top)), time
+    return tuple(_trace(costs, table, top)), time
 
 
-def _trace(costs: Costs, table: np.ndarray, last: np.ndarray, top: int) -> Iterator[Operation]:
+def _trace(costs: Costs, table: Floats, top: int) -> Iterator[Operation]:
     """Read the schedule off the table: at each state, the first choice whose value is the state's."""
     n = len(costs.output) - 1
     slots = costs.output_slots
@@ -99,24 +99,27 @@ def _trace(costs: Costs, table: np.ndarray, last: np.ndarray, top: int) -> Itera
             yield Forward(s, "all", way - int(costs.first_way[s]))
             continue
         moved = min(m - int(slots[s] - slots[s - 1]), table.shape[1] - 1)
-        if low > s and moved >= 0 and m >= slots_up(costs, need_step(costs, s, t)):
-            if costs.forward_time[s] + table[row_of(s + 1, t, low, n), moved] == value:
-                todo.append((s + 1, t, low, moved))
-                yield Forward(s, "nothing")
-                continue
+        if (
+            low > s
+            and moved >= 0
+            and m >= slots_up(costs, need_step(costs, s, t))
+            and costs.forward_time[s] + table[row_of(s + 1, t, low, n), moved] == value
+        ):
+            todo.append((s + 1, t, low, moved))
+            yield Forward(s, "nothing")
+            continue
         rest = m - int(slots[s])
         cut = next(
             cut
             for cut in range(low + 1, t + 1)
-            if (costs.forward_time[s] + table[row_of(s + 1, t, cut, n), rest])
-            + table[row_of(s, cut - 1, low, n), m]
+            if (costs.forward_time[s] + table[row_of(s + 1, t, cut, n), rest]) + table[row_of(s, cut - 1, low, n), m]
             == value
         )
         todo += [(s, cut - 1, low, m), (s + 1, t, cut, rest)]
         yield Forward(s, "input")
 
 
-def _saving(costs: Costs, table: np.ndarray, state: State, value: float) -> int | None:
+def _saving(costs: Costs, table: Floats, state: State, value: float) -> int | None:
     s, t, _, m = state
     n = len(costs.output) - 1
     for way in range(int(costs.first_way[s]), int(costs.first_way[s + 1])):

@@ -71,7 +71,8 @@ class JoinTable:
         need = 8 * join_states(join, slots)
         if need > TABLE_BYTES:
             raise InputError(
-                "lengths", f"this join needs a table of {format_bytes(need)}; use 'equiv-chain', or fewer slots"
+                "lengths",
+                f"this join needs a table of {format_bytes(need)}; use 'equiv-chain', or fewer slots",
             )
         self.join = join
         self.slots = slots

@@ -13,7 +13,7 @@ from elbowroom.problem import Chain, Problem
 from elbowroom.schedule import Backward, Forward, Operation
 from elbowroom.solve.kernels.costs import Costs, costs_of, need_all, slots_up
 from elbowroom.solve.kernels.persistent import TILE, fill_least, fill_reach, fill_tile, row_of
-from elbowroom.solve.kernels.rows import Ints
+from elbowroom.solve.kernels.rows import Floats, Ints
 from elbowroom.solve.method import Found, Method, Options, Progress, Status
 from elbowroom.solve.slots import divide, useful_bytes
 
@@ -84,7 +84,7 @@ def _fastest(
     time = float(table[row_of(1, n, n), top])
     if time == float("inf"):
         return (), time
-    return tuple(_trace(costs, reach, save_early, table, first, top)), time
+    return tuple(_trace(costs, reach, save_early, table, top)), time
 
 
 def _part(distance: int, tiles: int) -> float:
@@ -93,9 +93,7 @@ def _part(distance: int, tiles: int) -> float:
     return x * x * (3 - 2 * x)
 
 
-def _trace(
-    costs: Costs, reach: Ints, save_early: bool, table: np.ndarray, first: Ints, top: int
-) -> Iterator[Operation]:
+def _trace(costs: Costs, reach: Ints, save_early: bool, table: Floats, top: int) -> Iterator[Operation]:
     """Read the schedule off the table: at each state, the first choice whose value is the state's."""
     n = len(costs.output) - 1
     todo: list[State | Operation] = [(1, n, top)]
@@ -113,16 +111,14 @@ def _trace(
                 todo.append((s + 1, t, m - slots_up(costs, costs.saved[way])))
             yield Forward(s, "all", way - int(costs.first_way[s]))
             continue
-        split = _split(costs, reach, table, first, s, t, m, value)
+        split = _split(costs, reach, table, s, t, m, value)
         todo += [(s, split, m), (split + 1, t, m - int(costs.output_slots[split]))]
         yield Forward(s, "input")
         for h in range(s + 1, split + 1):
             yield Forward(h, "nothing")
 
 
-def _saving(
-    costs: Costs, save_early: bool, table: np.ndarray, s: int, t: int, m: int, value: float
-) -> int | None:
+def _saving(costs: Costs, save_early: bool, table: Floats, s: int, t: int, m: int, value: float) -> int | None:
     n = len(costs.output) - 1
     if t > s and not save_early:
         return None
@@ -136,9 +132,7 @@ def _saving(
     return None
 
 
-def _split(
-    costs: Costs, reach: Ints, table: np.ndarray, first: Ints, s: int, t: int, m: int, value: float
-) -> int:
+def _split(costs: Costs, reach: Ints, table: Floats, s: int, t: int, m: int, value: float) -> int:
     n = len(costs.output) - 1
     for split in range(s, t):
         rest = m - int(costs.output_slots[split])

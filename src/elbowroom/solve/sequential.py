@@ -5,6 +5,7 @@ The model's stages are cut into k segments of ⌊L/k⌋, the last one taking wha
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import final
 
@@ -47,6 +48,15 @@ def _peaks(chain: Chain, k: int | None) -> dict[int, int]:
     if k is not None and not 1 <= k <= most:
         raise InputError("segments", f"must be between 1 and {most}, the number of stages before the loss")
     prepared = Segments(chain)
-    return {
-        i: prepared.peak(equal_segments(len(chain), i)) for i in (range(1, most + 1) if k is None else (k,))
-    }
+    tried = _segment_counts(most) if k is None else [k]
+    return {i: prepared.peak(equal_segments(len(chain), i)) for i in tried}
+
+
+def _segment_counts(most: int) -> list[int]:
+    """Every number of segments; on very long chains every one up to 4√L, then ever coarser steps."""
+    dense = most if most <= 4096 else 4 * math.isqrt(most)
+    counts, k = list(range(1, dense + 1)), dense
+    while k < most:
+        k = min(most, max(k + 1, k * 21 // 20))
+        counts.append(k)
+    return counts

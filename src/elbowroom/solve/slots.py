@@ -38,9 +38,7 @@ def useful_bytes(chain: Chain) -> int:
     ways = [stage.ways for stage in chain.stages]
     saved = sum(max(way.saved_bytes for way in stage_ways) for stage_ways in ways)
     passing = max(
-        gradient
-        + before
-        + max(max(way.forward_overhead_bytes, way.backward_overhead_bytes) for way in stage_ways)
+        gradient + before + max(max(way.forward_overhead_bytes, way.backward_overhead_bytes) for way in stage_ways)
         for gradient, before, stage_ways in zip(
             chain.gradient_bytes[1:], chain.gradient_bytes[:-1], ways, strict=True
         )

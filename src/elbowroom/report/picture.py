@@ -1,0 +1,84 @@
+"""Memory over the step, drawn with characters or saved as an image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from elbowroom.errors import InputError
+from elbowroom.schedule import Simulation, Span
+from elbowroom.units import format_bytes
+
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+
+
+def memory_picture(
+    simulation: Simulation,
+    *,
+    budget: int | None = None,
+    width: int = 72,
+    height: int = 8,
+    unit: str = "bytes",
+) -> str:
+    """The time line as a block chart: each column shows the highest memory during its share of the step."""
+    levels = columns(simulation.spans, width)
+    top = max([*levels, budget or 0, 1])
+    rows = []
+    for row in range(height, 0, -1):
+        cells = "".join(_cell(level, top, row, height) for level in levels)
+        label = _amount(top * row / height, unit) if row in (height, height // 2) else ""
+        rows.append(f"{label:>10} ┤{cells}")
+    rows.append(f"{'0':>10} ┼{'─' * width}")
+    peak = f"peak {_amount(simulation.peak_bytes, unit)}"
+    limit = "" if budget is None else f" of {_amount(budget, unit)}"
+    rows.append(f"{'':>12}forward → backward, {peak}{limit}")
+    return "\n".join(rows)
+
+
+def columns(spans: Sequence[Span], width: int) -> list[int]:
+    """The highest memory in each of `width` equal parts of the step; by operation count if no time passes."""
+    end = max((span.end for span in spans), default=0)
+    levels = [0] * width
+    for order, span in enumerate(spans):
+        if end > 0:
+            low, high = span.start / end, span.end / end
+        else:
+            low, high = order / len(spans), (order + 1) / len(spans)
+        first = min(int(low * width), width - 1)
+        last = min(max(first, int(high * width - 1e-9)), width - 1)
+        for column in range(first, last + 1):
+            levels[column] = max(levels[column], span.bytes)
+    return levels
+
+
+def save_plot(panels: Mapping[str, Mapping[str, tuple[Simulation, int | None]]], path: Path) -> None:
+    """One panel per title, one line of memory over time per label, the budgets dashed."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise InputError("--plot", "needs matplotlib: pip install 'elbowroom[plot]'") from None
+    figure, axes = pyplot.subplots(len(panels), 1, figsize=(10, 3.6 * len(panels)), squeeze=False)
+    for axis, (title, lines) in zip(axes[:, 0], panels.items(), strict=True):
+        for label, (simulation, budget) in lines.items():
+            times = [t for span in simulation.spans for t in (span.start, span.end)]
+            sizes = [span.bytes / 2**30 for span in simulation.spans for _ in (0, 1)]
+            (line,) = axis.plot([t * 1e3 for t in times], sizes, label=label, linewidth=1)
+            if budget is not None:
+                axis.axhline(budget / 2**30, color=line.get_color(), linestyle="--", linewidth=0.8)
+        axis.set(title=title, xlabel="time in the step (ms, estimated)", ylabel="memory (GiB)", ylim=(0, None))
+        axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _cell(level: int, top: int, row: int, height: int) -> str:
+    filled = level / top * height - (row - 1)
+    return _EIGHTHS[max(0, min(8, round(filled * 8)))]
+
+
+def _amount(value: float, unit: str) -> str:
+    return format_bytes(value) if unit == "bytes" else f"{value:.3g} {unit}"

@@ -1,0 +1,282 @@
+"""Exhaustive searches over memory states: slow, simple, and written without looking at any solver.
+
+They share no code with the package: the rules of memory are spelled out again here, from the papers.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import pairwise, product
+
+import numpy as np
+from numba import njit
+
+from elbowroom.problem import Chain, Join
+
+INF = 2**60
+
+
+def least_time_chain(chain: Chain, budget: int, *, persistent: bool = False) -> float:
+    """The least time of any schedule (or any persistent one) within a budget; inf if none fits. Integer times."""
+    n = len(chain)
+    ways = 1 + max(len(stage.alternatives) for stage in chain.stages)
+    shape = (n + 1, ways)
+    saved, over_f, over_b = (np.full(shape, INF, dtype=np.int64) for _ in range(3))
+    time_f, time_b = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    for i, stage in enumerate(chain.stages, start=1):
+        for w, way in enumerate(stage.ways):
+            saved[i, w], over_f[i, w] = way.saved_bytes, way.forward_overhead_bytes
+            over_b[i, w] = way.backward_overhead_bytes
+            time_f[i, w], time_b[i, w] = way.forward_time, way.backward_time
+    a = np.array([chain.input_bytes, *(s.output_bytes for s in chain.stages)], dtype=np.int64)
+    d = np.array([chain.input_gradient_bytes, *(s.gradient_bytes for s in chain.stages)], dtype=np.int64)
+    search = _search_persistent if persistent else _search
+    best = search(n, ways, budget, a, d, saved, over_f, over_b, time_f, time_b)
+    return float("inf") if best >= INF else float(best)
+
+
+# A state is (gradient position, which activations are stored alone, which stages have a saved set and how):
+# index = (g · 2^(n+1) + plain) · (ways+1)^n + saved digits, digit 0 meaning "no saved set".
+
+
+@njit(cache=True)
+def _search(n, ways, budget, a, d, saved, over_f, over_b, time_f, time_b):
+    base = ways + 1
+    digits = base**n
+    plains = 2 ** (n + 1)
+    dist = np.full((n + 1) * plains * digits, INF, dtype=np.int64)
+    queue = np.empty(4_000_000, dtype=np.int64)
+    queued = np.zeros(dist.size, dtype=np.bool_)
+    start = (n * plains + 1) * digits
+    dist[start] = 0
+    head, tail, size = 0, 1, 1
+    queue[0] = start
+    queued[start] = True
+    best = INF
+    new = np.empty(200, dtype=np.int64)
+    new_cost = np.empty(200, dtype=np.int64)
+    way_of = np.zeros(n + 2, dtype=np.int64)
+    while size:
+        state = queue[head]
+        head = (head + 1) % queue.size
+        size -= 1
+        queued[state] = False
+        cost = dist[state]
+        code = state % digits
+        plain = (state // digits) % plains
+        g = state // digits // plains
+        if g == 0:
+            best = min(best, cost)
+            continue
+        stored = d[g]
+        rest = code
+        for i in range(1, n + 1):
+            way_of[i] = rest % base
+            rest //= base
+            if way_of[i]:
+                stored += saved[i, way_of[i] - 1]
+        for i in range(n + 1):
+            if plain >> i & 1:
+                stored += a[i]
+        count = 0
+        power = 1
+        for i in range(1, n + 1):
+            has_input = plain >> (i - 1) & 1 or (i > 1 and way_of[i - 1] > 0)
+            has_output = plain >> i & 1 or way_of[i] > 0
+            if has_input and i <= g and way_of[i] == 0:
+                if not has_output and stored + a[i] + over_f[i, 0] <= budget:  # keep the input
+                    new[count] = (g * plains + (plain | 1 << i)) * digits + code
+                    new_cost[count] = cost + time_f[i, 0]
+                    count += 1
+                    if plain >> (i - 1) & 1:  # let the input go
+                        new[count] = (g * plains + (plain | 1 << i) - (1 << (i - 1))) * digits + code
+                        new_cost[count] = cost + time_f[i, 0]
+                        count += 1
+                for w in range(ways):
+                    if saved[i, w] < INF and stored + saved[i, w] + over_f[i, w] <= budget:
+                        without = plain & ~(1 << i)
+                        new[count] = (g * plains + without) * digits + code + (w + 1) * power
+                        new_cost[count] = cost + time_f[i, w]
+                        count += 1
+            if i == g and has_input and way_of[i] > 0:
+                w = way_of[i] - 1
+                if stored + d[i - 1] + over_b[i, w] <= budget:
+                    kept = plain & ~(1 << i) & ~(1 << (i - 1))
+                    new[count] = ((g - 1) * plains + kept) * digits + code - way_of[i] * power
+                    new_cost[count] = cost + time_b[i, w]
+                    count += 1
+            if way_of[i] > 0 and not (i < n and way_of[i + 1] > 0 and not (plain >> i & 1)):
+                new[count] = (g * plains + plain) * digits + code - way_of[i] * power  # drop a saved set
+                new_cost[count] = cost
+                count += 1
+            power *= base
+        for i in range(n + 1):
+            if plain >> i & 1 and not (i < n and way_of[i + 1] > 0):  # drop an activation nothing saved needs
+                new[count] = (g * plains + plain - (1 << i)) * digits + code
+                new_cost[count] = cost
+                count += 1
+        for k in range(count):
+            if new_cost[k] < dist[new[k]] and new_cost[k] < best:
+                dist[new[k]] = new_cost[k]
+                if not queued[new[k]]:
+                    queued[new[k]] = True
+                    queue[tail] = new[k]
+                    tail = (tail + 1) % queue.size
+                    size += 1
+    return best
+
+
+# Persistent schedules: the newest activation (the tip) is free until something else is done; from then on it is
+# saved and stays until its backward. The state gains the tip's position (n + 1: none); nothing is ever dropped.
+
+
+@njit(cache=True)
+def _search_persistent(n, ways, budget, a, d, saved, over_f, over_b, time_f, time_b):
+    base = ways + 1
+    digits = base**n
+    plains = 2 ** (n + 1)
+    tips = n + 2
+    dist = np.full((n + 1) * plains * digits * tips, INF, dtype=np.int64)
+    queue = np.empty(4_000_000, dtype=np.int64)
+    queued = np.zeros(dist.size, dtype=np.bool_)
+    start = ((n * plains + 1) * digits) * tips + n + 1
+    dist[start] = 0
+    head, tail, size = 0, 1, 1
+    queue[0] = start
+    best = INF
+    new = np.empty(200, dtype=np.int64)
+    new_cost = np.empty(200, dtype=np.int64)
+    way_of = np.zeros(n + 2, dtype=np.int64)
+    while size:
+        state = queue[head]
+        head = (head + 1) % queue.size
+        size -= 1
+        queued[state] = False
+        cost = dist[state]
+        tip = state % tips
+        code = state // tips % digits
+        plain = state // tips // digits % plains
+        g = state // tips // digits // plains
+        if g == 0:
+            best = min(best, cost)
+            continue
+        stored = d[g]
+        rest = code
+        for i in range(1, n + 1):
+            way_of[i] = rest % base
+            rest //= base
+            if way_of[i]:
+                stored += saved[i, way_of[i] - 1]
+        for i in range(n + 1):
+            if plain >> i & 1:
+                stored += a[i]
+        count = 0
+        power = 1
+        for i in range(1, n + 1):
+            has_input = plain >> (i - 1) & 1 or (i > 1 and way_of[i - 1] > 0)
+            if has_input and i <= g and way_of[i] == 0:
+                if not plain >> i & 1 and stored + a[i] + over_f[i, 0] <= budget:
+                    new[count] = ((g * plains + (plain | 1 << i)) * digits + code) * tips + i
+                    new_cost[count] = cost + time_f[i, 0]
+                    count += 1
+                    if tip == i - 1:  # walking on: the tip was never saved
+                        new[count] = ((g * plains + (plain | 1 << i) - (1 << tip)) * digits + code) * tips + i
+                        new_cost[count] = cost + time_f[i, 0]
+                        count += 1
+                for w in range(ways):
+                    if saved[i, w] < INF and stored + saved[i, w] + over_f[i, w] <= budget:
+                        without = plain & ~(1 << i)
+                        new[count] = ((g * plains + without) * digits + code + (w + 1) * power) * tips + n + 1
+                        new_cost[count] = cost + time_f[i, w]
+                        count += 1
+            if i == g and has_input and way_of[i] > 0:
+                w = way_of[i] - 1
+                if stored + d[i - 1] + over_b[i, w] <= budget:
+                    kept = plain & ~(1 << i) & ~(1 << (i - 1))
+                    new[count] = (((g - 1) * plains + kept) * digits + code - way_of[i] * power) * tips + n + 1
+                    new_cost[count] = cost + time_b[i, w]
+                    count += 1
+            power *= base
+        for k in range(count):
+            if new_cost[k] < dist[new[k]] and new_cost[k] < best:
+                dist[new[k]] = new_cost[k]
+                if not queued[new[k]]:
+                    queued[new[k]] = True
+                    queue[tail] = new[k]
+                    tail = (tail + 1) % queue.size
+                    size += 1
+    return best
+
+
+def least_time_join(join: Join, slots: int) -> float:
+    """The least time of any schedule of a join within a number of slots: Dijkstra over memory states."""
+    branches = range(len(join.lengths))
+    start = (None, tuple(frozenset({0}) for _ in branches))
+    heap: list = [(0, 0, start)]
+    settled = set()
+    serial = 0
+    if len(join.lengths) > slots:
+        return float("inf")
+    while heap:
+        cost, _, state = heapq.heappop(heap)
+        if state in settled:
+            continue
+        settled.add(state)
+        gradients, values = state
+        if gradients is not None and not any(gradients):
+            return cost
+        for extra, following in _join_moves(join, gradients, values):
+            if _slots_used(join, *following) <= slots and following not in settled:
+                serial += 1
+                heapq.heappush(heap, (cost + extra, serial, following))
+    return float("inf")
+
+
+def _slots_used(join: Join, gradients, values) -> int:
+    used = sum(map(len, values))
+    if gradients is not None:
+        used += sum(g > 0 or keep == 1 for g, keep in zip(gradients, join.keep_gradients, strict=True))
+    return used
+
+
+def _join_moves(join: Join, gradients, values):
+    def with_values(k, new):
+        return (*values[:k], frozenset(new), *values[k + 1 :])
+
+    for k, length in enumerate(join.lengths):
+        for i in values[k]:
+            yield 0, (gradients, with_values(k, values[k] - {i}))
+            reach = length if gradients is None else gradients[k] - 1
+            if i < reach and i + 1 not in values[k]:
+                yield join.forward_time, (gradients, with_values(k, values[k] | {i + 1}))
+                yield join.forward_time, (gradients, with_values(k, (values[k] - {i}) | {i + 1}))
+        if gradients is not None and gradients[k] > 0 and gradients[k] - 1 in values[k]:
+            after = (*gradients[:k], gradients[k] - 1, *gradients[k + 1 :])
+            yield join.backward_time, (after, with_values(k, values[k] - {gradients[k] - 1}))
+    if gradients is None and all(n in v for n, v in zip(join.lengths, values, strict=True)):
+        left = tuple(v - {n} for n, v in zip(join.lengths, values, strict=True))
+        yield join.loss_time, (tuple(join.lengths), left)
+
+
+def best_checkpoints(sizes: list[int], objective) -> int:
+    """The least of an objective over every set of checkpoints that contains both ends."""
+    n = len(sizes) - 1
+    return min(
+        objective(sizes, [0, *(i for i, chosen in enumerate(bits, start=1) if chosen), n])
+        for bits in product((0, 1), repeat=n - 1)
+    )
+
+
+def dynamic_peak(sizes: list[int], checkpoints: list[int]) -> int:
+    """003 Eq. 12, the largest over the checkpoints."""
+    peak, held = sizes[0], sizes[0]
+    for h, i in pairwise(checkpoints):
+        held += sizes[i]
+        peak = max(peak, held + sum(sizes[h + 1 : i]) + max(sizes[h:i]))
+    return peak
+
+
+def sum_peak(sizes: list[int], checkpoints: list[int]) -> int:
+    """003 Eq. 6."""
+    segments = [sum(sizes[h + 1 : i]) for h, i in pairwise(checkpoints)]
+    return sum(sizes[i] for i in checkpoints) + max(segments)
