@@ -14,7 +14,7 @@ $(READY): pyproject.toml
 	touch $(READY)
 
 demo: setup
-	$(BIN)/elbowroom demo
+	$(BIN)/elbowroom demo --plot elbowroom-demo.png
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal

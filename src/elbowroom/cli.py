@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +19,8 @@ from elbowroom import __version__
 from elbowroom.errors import ElbowroomError, InputError, InvalidSchedule
 from elbowroom.files import Request, parse_request, read_text, split_documents
 from elbowroom.problem import Platform
-from elbowroom.report.picture import memory_picture
+from elbowroom.report.demo import demo_json, demo_panels, run_demo, show_demo
+from elbowroom.report.picture import memory_picture, save_plot
 from elbowroom.report.progress import progress_bar
 from elbowroom.report.tables import memory_unit, methods_table, result_table, simulation_table
 from elbowroom.schedule import Simulation, simulate
@@ -88,11 +90,12 @@ def simulate_command(
     if file is None:
         raise InputError("FILE", "missing; give a problem file with a schedule, or - for standard input")
     shared_budget = None if budget is None else parse_bytes(_number_or_text(budget))
+    shared_platform = Platform(bandwidth)
 
     def answer(request: Request) -> Simulation | InvalidSchedule:
         if request.schedule is None:
             raise InputError("schedule", "missing; simulate needs a schedule beside the problem")
-        platform = Platform(_first(request.bandwidth, bandwidth))
+        platform = shared_platform if request.bandwidth is None else Platform(request.bandwidth)
         limit = _first(request.budget, shared_budget)
         try:
             return simulate(request.problem, request.schedule, budget=limit, platform=platform)
@@ -113,6 +116,23 @@ def simulate_command(
             _print_picture(request, answered, _first(request.budget, shared_budget))
 
     _each(file, answer, show_answer)
+
+
+@app.command("demo")
+def demo_command(
+    plot: Annotated[Path | None, typer.Option(help="Also save memory over the step as an image.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plan two networks, computed from their layer shapes, with every method at several budgets."""
+    with progress_bar("planning ResNet-101 and GPT") as progress:
+        demos = run_demo(progress)
+    if as_json:
+        print(json.dumps(demo_json(demos), allow_nan=False))
+    else:
+        show_demo(demos, Console())
+    if plot is not None:
+        save_plot(demo_panels(demos), plot)
+        print(f"memory over the step: {plot}", file=sys.stderr)
 
 
 @app.command("version")

@@ -6,6 +6,7 @@ objective. Segment sums number O(n²), so it is for chains of up to a few thousa
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import final
 
 import numpy as np
@@ -38,6 +39,7 @@ class CheckpointSum(Method):
         return found(problem, *_checkpoints(problem))
 
 
+@lru_cache(maxsize=4)
 def _checkpoints(chain: Chain) -> tuple[list[int], int]:
     if len(chain) > MOST_STAGES:
         raise InputError("stages", f"{len(chain)} are too many for this cubic method; use 'least-peak'")

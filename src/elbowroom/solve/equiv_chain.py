@@ -7,12 +7,13 @@ chain is reversed optimally with c slots of one value per branch each; the large
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import final
 
 from elbowroom.problem import Join, Problem
 from elbowroom.schedule import Backward, Forward, Operation, simulate
 from elbowroom.solve.join import JoinTable, least_slots
-from elbowroom.solve.method import Found, Method, Options, Progress, Status
+from elbowroom.solve.method import Found, Method, Options, Status
 
 
 @final
@@ -25,15 +26,15 @@ class EquivChain(Method):
     def least_budget(self, problem: Problem, options: Options) -> int:
         assert isinstance(problem, Join)
         least = least_slots(_as_chain(problem))
-        return simulate(problem, _schedule(problem, least, options.progress)).peak_bytes
+        return simulate(problem, _schedule(problem, least)).peak_bytes
 
     def find(self, problem: Problem, budget: int, options: Options) -> Found:
         assert isinstance(problem, Join)
         low, high = least_slots(_as_chain(problem)), max(problem.lengths) + 1
-        best = _schedule(problem, low, options.progress)
+        best = _schedule(problem, low)
         while low < high:  # the largest number of chain slots that fits
             middle = (low + high + 1) // 2
-            schedule = _schedule(problem, middle, options.progress)
+            schedule = _schedule(problem, middle)
             if simulate(problem, schedule).peak_bytes <= budget:
                 low, best = middle, schedule
             else:
@@ -45,8 +46,9 @@ def _as_chain(join: Join) -> Join:
     return Join((max(join.lengths),), join.forward_time, join.backward_time, join.loss_time, (1,))
 
 
-def _schedule(join: Join, slots: int, progress: Progress) -> tuple[Operation, ...]:
-    return tuple(_expand(join, JoinTable(_as_chain(join), slots, progress).operations()))
+@lru_cache(maxsize=64)
+def _schedule(join: Join, slots: int) -> tuple[Operation, ...]:
+    return tuple(_expand(join, JoinTable(_as_chain(join), slots, lambda part: None).operations()))
 
 
 def _expand(join: Join, operations: Iterator[Operation]) -> Iterator[Operation]:

@@ -7,6 +7,7 @@ referee measures for the schedule those checkpoints give, with saved sets, gradi
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import final
 
 import numpy as np
@@ -15,7 +16,7 @@ from elbowroom.problem import Chain, Problem
 from elbowroom.solve.kernels.checkpoints import dynamic_linear
 from elbowroom.solve.kernels.rows import Ints
 from elbowroom.solve.method import Found, Method, Options, Status
-from elbowroom.solve.segments import Segments, segmented, segmented_time
+from elbowroom.solve.segments import Segments, segmented
 
 
 @final
@@ -35,6 +36,7 @@ class LeastPeak(Method):
         return found(problem, *dynamic_checkpoints(problem, dynamic_linear))
 
 
+@lru_cache(maxsize=4)
 def dynamic_checkpoints(chain: Chain, kernel: Callable[[Ints, Ints], int]) -> tuple[list[int], int]:
     """The chosen checkpoints, the last stage included and the input not, and their peak by Eq. 12."""
     sizes = np.array(chain.output_bytes, dtype=np.int64)
@@ -49,5 +51,4 @@ def dynamic_checkpoints(chain: Chain, kernel: Callable[[Ints, Ints], int]) -> tu
 
 def found(chain: Chain, checkpoints: list[int], model_peak: int) -> Found:
     notes = {"checkpoints": checkpoints, "model_peak_bytes": model_peak}
-    time = segmented_time(chain, checkpoints)
-    return Found(segmented(checkpoints), Status.LEAST_PEAK, time, notes)
+    return Found(segmented(checkpoints), Status.LEAST_PEAK, Segments(chain).time(checkpoints), notes)

@@ -7,6 +7,7 @@ segment is saved as it is first run, because its backward follows at once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -35,15 +36,8 @@ def _operations(ends: Sequence[int]) -> Iterator[Operation]:
             yield Backward(stage)
 
 
-def segmented_time(chain: Chain, ends: Sequence[int]) -> float:
-    """The time of that schedule: everything once, and the forwards of all but the last segment twice."""
-    again = ends[-2] if len(ends) > 1 else 0
-    once = [t for stage in chain.stages for t in (stage.forward_time, stage.backward_time)]
-    return total([*once, *(stage.forward_time for stage in chain.stages[:again])])
-
-
 class Segments:
-    """A chain prepared for measuring many segmentations: the peak of each in one pass."""
+    """A chain prepared for measuring many segmentations."""
 
     def __init__(self, chain: Chain) -> None:
         stages = chain.stages
@@ -52,6 +46,12 @@ class Segments:
         self._saved = np.array([0, *(s.saved_bytes for s in stages)], dtype=np.int64)
         self._over_f = np.array([0, *(s.forward_overhead_bytes for s in stages)], dtype=np.int64)
         self._over_b = np.array([0, *(s.backward_overhead_bytes for s in stages)], dtype=np.int64)
+        self._once = total(t for s in stages for t in (s.forward_time, s.backward_time))
+        self._elapsed = [0, *accumulate(s.forward_time for s in stages)]
+
+    def time(self, ends: Sequence[int]) -> float:
+        """Everything once, and the forwards of all but the last segment twice."""
+        return self._once + self._elapsed[ends[-2] if len(ends) > 1 else 0]
 
     def peak(self, ends: Sequence[int]) -> int:
         """What the referee would measure, without running it."""

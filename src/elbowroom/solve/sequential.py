@@ -12,7 +12,7 @@ from typing import final
 from elbowroom.errors import InputError
 from elbowroom.problem import Chain, Problem
 from elbowroom.solve.method import Found, Method, Options, Status
-from elbowroom.solve.segments import Segments, segmented, segmented_time
+from elbowroom.solve.segments import Segments, segmented
 
 
 @final
@@ -24,15 +24,14 @@ class Sequential(Method):
 
     def least_budget(self, problem: Problem, options: Options) -> int:
         assert isinstance(problem, Chain)
-        return min(_peaks(problem, options.segments).values())
+        return min(peak for peak, _ in _candidates(problem, options.segments).values())
 
     def find(self, problem: Problem, budget: int, options: Options) -> Found:
         assert isinstance(problem, Chain)
-        fitting = [k for k, peak in _peaks(problem, options.segments).items() if peak <= budget]
-        best = min(fitting, key=lambda k: (segmented_time(problem, equal_segments(len(problem), k)), k))
+        candidates = _candidates(problem, options.segments)
+        time, best = min((time, k) for k, (peak, time) in candidates.items() if peak <= budget)
         ends = equal_segments(len(problem), best)
-        notes = {"segments": len(ends)}
-        return Found(segmented(ends), Status.HEURISTIC, segmented_time(problem, ends), notes)
+        return Found(segmented(ends), Status.HEURISTIC, time, {"segments": len(ends)})
 
 
 def equal_segments(stages: int, k: int) -> list[int]:
@@ -42,14 +41,14 @@ def equal_segments(stages: int, k: int) -> list[int]:
 
 
 @lru_cache(maxsize=8)
-def _peaks(chain: Chain, k: int | None) -> dict[int, int]:
-    """The peak for each number of segments that is allowed."""
+def _candidates(chain: Chain, k: int | None) -> dict[int, tuple[int, float]]:
+    """The peak and the time for each number of segments that is allowed."""
     most = max(1, len(chain) - 1)
     if k is not None and not 1 <= k <= most:
         raise InputError("segments", f"must be between 1 and {most}, the number of stages before the loss")
     prepared = Segments(chain)
-    tried = _segment_counts(most) if k is None else [k]
-    return {i: prepared.peak(equal_segments(len(chain), i)) for i in tried}
+    tried = {i: equal_segments(len(chain), i) for i in (_segment_counts(most) if k is None else [k])}
+    return {i: (prepared.peak(ends), prepared.time(ends)) for i, ends in tried.items()}
 
 
 def _segment_counts(most: int) -> list[int]:

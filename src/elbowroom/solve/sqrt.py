@@ -7,7 +7,7 @@ from typing import final
 
 from elbowroom.problem import Chain, Problem
 from elbowroom.solve.method import Found, Method, Options, Status
-from elbowroom.solve.segments import Segments, segmented, segmented_time
+from elbowroom.solve.segments import Segments, segmented
 from elbowroom.solve.sequential import equal_segments
 
 
@@ -26,8 +26,8 @@ class Sqrt(Method):
     def find(self, problem: Problem, budget: int, options: Options) -> Found:
         assert isinstance(problem, Chain)
         ends = _ends(problem)
-        notes = {"segments": len(ends)}
-        return Found(segmented(ends), Status.HEURISTIC, segmented_time(problem, ends), notes)
+        time = Segments(problem).time(ends)
+        return Found(segmented(ends), Status.HEURISTIC, time, {"segments": len(ends)})
 
 
 def _ends(chain: Chain) -> list[int]:

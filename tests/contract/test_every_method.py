@@ -1,0 +1,142 @@
+"""What every method must satisfy, on random problems: the contract of `solve`."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from elbowroom.problem import Graph, Node
+from elbowroom.schedule import simulate
+from elbowroom.solve import AUTO, METHODS, Options, Status, solve
+from problems import byte_chain, random_chain, random_join
+
+CHAIN_METHODS = [name for name, method in METHODS.items() if "chain" in method.kinds]
+JOIN_METHODS = [name for name, method in METHODS.items() if "join" in method.kinds]
+EXACT_CHAIN_METHODS = [name for name in CHAIN_METHODS if METHODS[name].exact]
+
+
+def least(problem, name):
+    return METHODS[name].least_budget(problem, Options())
+
+
+def check(problem, result, budget):
+    again = simulate(problem, result.schedule)
+    assert (again.time, again.peak_bytes) == (result.time, result.peak_bytes)
+    assert result.peak_bytes <= budget
+    simulate(problem, result.schedule, budget=budget)  # and the referee lets it run within the budget
+
+
+def small_chains(count, *, alternatives=False):
+    rng = Random(20260)
+    return [random_chain(rng, rng.randint(1, 9), alternatives=alternatives) for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", [*CHAIN_METHODS, AUTO])
+@pytest.mark.parametrize("alternatives", [False, True])
+def test_chain_schedules_are_what_they_claim(name, alternatives):
+    for chain in small_chains(40, alternatives=alternatives):
+        floor = least(chain, "floating" if name == AUTO else name)
+        for budget in (floor, floor + 1, floor + 4, floor + 50):
+            result = solve(chain, budget, name)
+            assert result.feasible
+            check(chain, result, budget)
+
+
+@pytest.mark.parametrize("name", CHAIN_METHODS)
+def test_the_least_budget_of_a_chain_is_the_least(name):
+    for chain in small_chains(60, alternatives=True):
+        floor = least(chain, name)
+        at_floor = solve(chain, floor, name)
+        assert at_floor.feasible
+        assert at_floor.peak_bytes == floor  # were its peak lower, a smaller budget would do
+        if floor > 0:
+            refused = solve(chain, floor - 1, name)
+            assert not refused.feasible
+            assert refused.status is Status.INFEASIBLE
+            assert refused.least_budget == floor
+
+
+@pytest.mark.parametrize("name", [*EXACT_CHAIN_METHODS, "sequential"])
+def test_time_never_rises_with_the_budget(name):
+    for chain in small_chains(25, alternatives=True):
+        floor = least(chain, name)
+        times = [solve(chain, budget, name).time for budget in range(floor, floor + 30)]
+        assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize("name", [*CHAIN_METHODS, AUTO])
+def test_chains_in_bytes_keep_their_budget(name):
+    """Sizes that share no divisor, rounded to slots: the plan must fit in bytes, down to the least budget."""
+    rng = Random(7)
+    for stages in (1, 2, 5, 12, 20):
+        chain = byte_chain(rng, stages)
+        floor = least(chain, "floating" if name == AUTO else name)
+        everything = least(chain, "store-all")
+        for budget in (floor, floor + 1, (floor + everything) // 2, everything, 10 * everything):
+            if budget >= floor:
+                check(chain, solve(chain, budget, name), budget)
+        assert not solve(chain, floor - 1, name).feasible
+
+
+def test_coarse_slots_still_keep_the_budget():
+    chain = byte_chain(Random(3), 12)
+    floor = least(chain, "persistent")
+    for slots in (1, 3, 10, 50):
+        for budget in (floor, floor * 5 // 4, floor * 2):
+            for name in ("persistent", "floating", "revolve"):
+                if budget >= least(chain, name):
+                    check(chain, solve(chain, budget, name, slots=slots), budget)
+
+
+def test_finer_slots_are_no_slower():
+    chain = byte_chain(Random(5), 15)
+    budget = least(chain, "persistent") * 3 // 2
+    times = [solve(chain, budget, "persistent", slots=slots).time for slots in (20, 200, 2000)]
+    assert times[0] > times[2]
+    assert times[1] >= times[2] * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("name", [*JOIN_METHODS, AUTO])
+def test_join_schedules_are_what_they_claim(name):
+    rng = Random(11)
+    for _ in range(60):
+        join = random_join(rng, rng.randint(1, 3), 6)
+        floor = least(join, "join" if name == AUTO else name)
+        for budget in (floor, floor + 1, floor + 3, floor + 40):
+            check(join, solve(join, budget, name), budget)
+        refused = solve(join, floor - 1, name)
+        assert not refused.feasible
+        assert refused.least_budget == floor
+
+
+@pytest.mark.parametrize("name", ["join", "equiv-chain"])
+def test_join_time_never_rises_with_the_slots(name):
+    rng = Random(13)
+    for _ in range(15):
+        join = random_join(rng, rng.randint(1, 3), 7)
+        floor = least(join, name)
+        times = [solve(join, slots, name).time for slots in range(floor, floor + 20)]
+        assert times == sorted(times, reverse=True)
+
+
+def test_graphs_can_be_stored_and_run():
+    graph = Graph(tuple(Node(f"v{i}", 1, 2) for i in range(4)), ((0, 1), (0, 2), (1, 3), (2, 3)))
+    result = solve(graph, 1000)
+    check(graph, result, 1000)
+    assert result.time == 4
+    assert not solve(graph, result.peak_bytes - 1).feasible
+
+
+def test_exact_methods_order():
+    """Each class of schedules contains the next, so the optima are ordered."""
+    for chain in small_chains(40):
+        floor = least(chain, "revolve")
+        for budget in (floor, floor + 3, floor + 9):
+            floating, persistent, revolve = (
+                solve(chain, budget, n).time for n in ("floating", "persistent", "revolve")
+            )
+            assert floating <= persistent <= revolve
+            for name in ("sequential", "sqrt", "store-all"):
+                other = solve(chain, budget, name)
+                assert not other.feasible or persistent <= other.time

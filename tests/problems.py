@@ -1,0 +1,77 @@
+"""Random problems, seeded: what the contract and exhaustive tests run on."""
+
+from __future__ import annotations
+
+from random import Random
+
+from elbowroom.problem import Chain, Join, Saving, Stage
+
+
+def random_chain(rng: Random, stages: int, *, alternatives: bool = False, any_gradients: bool = False) -> Chain:
+    """A chain with unequal sizes, overheads and zero times.
+
+    A gradient is at most as large as its activation, unless `any_gradients` (docs/design/floating.md says why).
+    """
+    input_bytes = rng.randint(0, 4)
+    return Chain(
+        input_bytes,
+        rng.randint(0, 4 if any_gradients else input_bytes),
+        tuple(_stage(rng, i, alternatives, any_gradients) for i in range(1, stages + 1)),
+    )
+
+
+def _stage(rng: Random, index: int, alternatives: bool, any_gradients: bool) -> Stage:
+    output = rng.randint(0, 5)
+    forward_time, forward_overhead = rng.randint(0, 4), rng.randint(0, 3)
+    ways = []
+    if alternatives and rng.random() < 0.5:
+        # No alternative's forward is cheaper than the stage's own: see docs/design/memory-model.md.
+        way = Saving(
+            forward_time=forward_time + rng.choice([0, 0, 1]),
+            backward_time=rng.randint(0, 5),
+            saved_bytes=output + rng.randint(0, 5),
+            forward_overhead_bytes=forward_overhead + rng.randint(0, 2),
+            backward_overhead_bytes=rng.randint(0, 3),
+        )
+        ways.append(way)
+    return Stage(
+        f"s{index}",
+        forward_time,
+        rng.randint(0, 4),
+        output,
+        output + rng.randint(0, 5),
+        rng.randint(0, 5 if any_gradients else output),
+        forward_overhead,
+        rng.randint(0, 3),
+        tuple(ways),
+    )
+
+
+def byte_chain(rng: Random, stages: int) -> Chain:
+    """A chain with sizes of real networks, in bytes that share no divisor, and times in seconds."""
+
+    def size() -> int:
+        return rng.randint(1_000_000, 60_000_000)
+
+    made = []
+    for i in range(stages):
+        output = size()
+        made.append(
+            Stage(
+                f"s{i}",
+                rng.uniform(1e-3, 9e-3),
+                rng.uniform(1e-3, 9e-3),
+                output,
+                output + size(),
+                output,
+                size() // 20,
+                size() // 10,
+            )
+        )
+    return Chain(size(), size(), tuple(made))
+
+
+def random_join(rng: Random, branches: int, longest: int) -> Join:
+    lengths = tuple(rng.randint(0, longest) for _ in range(branches))
+    keep = tuple(rng.randint(0, 1) for _ in range(branches))
+    return Join(lengths, rng.randint(0, 3), rng.randint(0, 3), rng.randint(0, 3), keep)

@@ -1,0 +1,58 @@
+"""Checkpoint selection (003) against brute force over every set of checkpoints."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elbowroom.problem import Chain, Stage
+from elbowroom.solve import solve
+from exhaustive import best_checkpoints, dynamic_peak, sum_peak
+
+SIZES = st.lists(st.integers(0, 12), min_size=2, max_size=11)
+
+
+def chain_of(sizes):
+    stages = tuple(Stage(f"s{i}", 1, 1, d, d, d) for i, d in enumerate(sizes[1:], start=1))
+    return Chain(sizes[0], sizes[0], stages)
+
+
+@given(SIZES)
+@pytest.mark.parametrize("name", ["least-peak", "least-peak-quadratic"])
+def test_least_peak_equals_brute_force(name, sizes):
+    notes = solve(chain_of(sizes), solver=name).notes
+    assert notes["model_peak_bytes"] == best_checkpoints(sizes, dynamic_peak)
+    assert notes["model_peak_bytes"] == dynamic_peak(sizes, [0, *notes["checkpoints"]])
+
+
+@given(SIZES)
+def test_checkpoint_sum_equals_brute_force(sizes):
+    notes = solve(chain_of(sizes), solver="checkpoint-sum").notes
+    assert notes["model_peak_bytes"] == best_checkpoints(sizes, sum_peak)
+    assert notes["model_peak_bytes"] == sum_peak(sizes, [0, *notes["checkpoints"]])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_linear_equals_quadratic_on_longer_chains(seed):
+    rng = Random(seed)
+    largest = rng.choice([1, 2, 5, 1000, 10**9])
+    sizes = [rng.randint(0, largest) for _ in range(rng.choice([30, 200, 700]))]
+    linear = solve(chain_of(sizes), solver="least-peak").notes
+    quadratic = solve(chain_of(sizes), solver="least-peak-quadratic").notes
+    assert linear["model_peak_bytes"] == quadratic["model_peak_bytes"]
+    assert linear["model_peak_bytes"] == dynamic_peak(sizes, [0, *linear["checkpoints"]])
+
+
+def test_a_hundred_thousand_stages():
+    """Seconds, not minutes: a bound loose enough for any machine, tight enough to catch a quadratic step."""
+    rng = Random(1)
+    chain = chain_of([rng.randint(1, 10**7) for _ in range(100_001)])
+    started = time.perf_counter()
+    result = solve(chain, solver="least-peak")
+    assert result.simulation is not None
+    assert len(result.schedule) > 200_000
+    assert time.perf_counter() - started < 60

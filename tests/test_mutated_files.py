@@ -1,0 +1,168 @@
+"""Ten thousand damaged problem files: exit status 2 and one line that names the culprit, always."""
+
+from __future__ import annotations
+
+import copy
+import json
+from random import Random
+
+import pytest
+
+CHAIN = {
+    "kind": "chain",
+    "input_bytes": 5,
+    "input_gradient_bytes": 5,
+    "stages": [
+        {
+            "name": f"s{i}",
+            "forward_time": 1.5,
+            "backward_time": 2,
+            "output_bytes": 3,
+            "saved_bytes": 5,
+            "gradient_bytes": 3,
+            "forward_overhead_bytes": 1,
+            "backward_overhead_bytes": 0,
+            "alternatives": [{"saved_bytes": 4, "backward_time": 3}],
+        }
+        for i in range(4)
+    ],
+}
+JOIN = {
+    "kind": "join",
+    "lengths": [2, 3],
+    "forward_time": 1,
+    "backward_time": 1,
+    "loss_time": 1,
+    "keep_gradients": [0, 1],
+}
+GRAPH = {
+    "kind": "graph",
+    "nodes": [{"name": f"v{i}", "time": 1, "bytes": 4} for i in range(4)],
+    "edges": [[0, 1], [1, 2], [0, 3]],
+}
+WHOLE = [["forward", i, "all"] for i in (1, 2, 3, 4)] + [["backward", i] for i in (4, 3, 2, 1)]
+PROBLEMS = {"chain": CHAIN, "join": JOIN, "graph": GRAPH, "plan": {**CHAIN, "schedule": WHOLE}}
+OPTIONAL = {"name", "alternatives", "schedule"}
+
+NEGATIVE = [-1, -0.5, -(10**30), -1e300]
+HUGE = [10**30, 2**64, 1e300, 10**400]
+NOT_FINITE = [float("nan"), float("inf"), float("-inf")]
+WRONG = [None, "text", "", [], {}, [1, 2, 3, 4, 5, 6, 7], {"a": 1}, "1"]
+
+
+def paths(value, path=()):
+    """Every place in a document, with its value."""
+    yield path, value
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from paths(inner, (*path, key))
+
+
+def replaced(document, path, new):
+    changed = copy.deepcopy(document)
+    place = changed
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = new
+    return changed
+
+
+def removed(document, path):
+    changed = copy.deepcopy(document)
+    place = changed
+    for key in path[:-1]:
+        place = place[key]
+    del place[path[-1]]
+    return changed
+
+
+def nested(depth):
+    return json.loads("[" * 900 + "]" * 900) if depth else {}
+
+
+def is_number(value):
+    return isinstance(value, int | float)
+
+
+def mutate(rng, kind):
+    """A damaged document and the field that must be named (None: any)."""
+    document = PROBLEMS[kind]
+    places = [(p, v) for p, v in paths(document) if p]
+    numbers = [p for p, v in places if is_number(v)]
+    fields = [p for p, v in places if isinstance(p[-1], str) and p[-1] not in OPTIONAL]
+    required = [p for p in fields if "alternatives" not in p]
+    sizes = [p for p in numbers if p[0] != "schedule"]  # a stage that does not exist is an answer, not bad input
+    damage = rng.choice(["missing", "negative", "not finite", "huge", "wrong type", "nested", "unknown"])
+    if damage == "missing":
+        path = rng.choice(required)
+        return removed(document, path), path
+    if damage == "negative":
+        path = rng.choice(sizes)
+        return replaced(document, path, rng.choice(NEGATIVE)), path
+    if damage == "not finite":
+        path = rng.choice(numbers)
+        return replaced(document, path, rng.choice(NOT_FINITE)), path
+    if damage == "huge":
+        path = rng.choice(sizes)
+        return replaced(document, path, rng.choice(HUGE)), path
+    if damage == "wrong type":
+        path = rng.choice(numbers)
+        return replaced(document, path, rng.choice(WRONG)), path
+    if damage == "nested":
+        path = rng.choice([p for p, _ in places])
+        return replaced(document, path, nested(1)), path
+    objects = [p for p, v in places if isinstance(v, dict)] or [()]
+    path = rng.choice(objects)
+    return replaced(document, (*path, "colour"), "red"), (*path, "colour")
+
+
+def names_culprit(message, path):
+    """The complaint names the field, or (inside lists and schedules) the place that holds it."""
+    keys = [key for key in path if isinstance(key, str)]
+    return any(key in message for key in keys)
+
+
+@pytest.mark.parametrize("kind", PROBLEMS)
+@pytest.mark.parametrize("part", range(2))
+def test_damaged_documents(elbowroom, tmp_path, kind, part):
+    rng = Random(f"{kind} {part}")
+    path = tmp_path / "problem.json"
+    command = ("simulate", path) if kind == "plan" else ("solve", path, "--budget", 40)
+    for _ in range(1000):
+        document, place = mutate(rng, kind)
+        path.write_text(json.dumps(document))
+        status, out, err = elbowroom(*command, "--json")
+        assert (status, out, err.count("\n")) == (2, "", 1), (document, status, out, err)
+        assert err.startswith("elbowroom: ")
+        assert names_culprit(err, place), (place, err)
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_damaged_text(elbowroom, tmp_path, part):
+    """Bytes flipped, cut, doubled or swapped: an answer, or status 2 and one line; never a traceback."""
+    rng = Random(part)
+    path = tmp_path / "problem.json"
+    refused = 0
+    for _ in range(1000):
+        text = bytearray(json.dumps(PROBLEMS[rng.choice(list(PROBLEMS))]).encode())
+        for _ in range(rng.randint(1, 4)):
+            at = rng.randrange(len(text))
+            action = rng.randrange(4)
+            if action == 0:
+                text[at] = rng.randrange(256)
+            elif action == 1:
+                del text[at : at + rng.randint(1, 20)]
+            elif action == 2:
+                text[at:at] = text[at : at + rng.randint(1, 20)]
+            else:
+                text[at:at] = rng.choice([b"\n", b"[" * 3000, b'"', b"9" * 5000, b"-", b"1e999", b"NaN", b"\x00"])
+        path.write_bytes(bytes(text))
+        status, out, err = elbowroom("solve", path, "--budget", 40, "--json")
+        assert status in (0, 2, 3), text
+        if status == 2:
+            refused += 1
+            assert (out, err.count("\n")) == ("", 1), text
+        else:
+            assert err == ""
+            assert all(json.loads(line) for line in out.splitlines())
+    assert refused > 800
