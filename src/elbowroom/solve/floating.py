@@ -13,11 +13,11 @@ import numpy as np
 
 from elbowroom.problem import Chain, Problem
 from elbowroom.schedule import Backward, Forward, Operation
+from elbowroom.solve.fitting import fit
 from elbowroom.solve.kernels.costs import Costs, costs_of, need_all, need_step, slots_up
 from elbowroom.solve.kernels.floating import fill_least, fill_start, row_of
-from elbowroom.solve.kernels.rows import Floats, Ints
-from elbowroom.solve.method import Found, Method, Options, Progress, Status
-from elbowroom.solve.persistent import forward_and_backward_time
+from elbowroom.solve.kernels.rows import Ints
+from elbowroom.solve.method import Found, Method, Options, Progress
 from elbowroom.solve.slots import divide, useful_bytes
 
 State = tuple[int, int, int, int]  # backwards t..ℓ from the input of s, with m slots (or bytes) besides it
@@ -42,16 +42,9 @@ class Floating(Method):
         budget = min(budget, useful_bytes(problem))
         division = divide(problem, budget, options.slots, rows=row_count(n), steps=work(n))
         costs = costs_of(problem, division.unit)
-        schedule, time = _fastest(costs, division.slots, options.progress)
-        notes = {"slots": division.slots, "slot_bytes": division.unit}
-        if division.exact:
-            return Found(schedule, Status.OPTIMAL, time, notes)
-        fitted = tuple(_fit_in_bytes(costs, budget))
-        fitted_time = forward_and_backward_time(problem, fitted)
-        if fitted_time < time:
-            status = Status.TIGHT if time == float("inf") else Status.ROUNDED
-            return Found(fitted, status, fitted_time, notes)
-        return Found(schedule, Status.ROUNDED, time, notes)
+        table = _Table(costs, division.slots + division.spare, options.progress)
+        greedy = () if division.exact else tuple(_fit_in_bytes(costs, budget))
+        return fit(problem, budget, division, table, greedy)
 
 
 def row_count(n: int) -> int:
@@ -63,73 +56,84 @@ def work(n: int) -> float:
     return n**4 / 24 + 1
 
 
-def _fastest(costs: Costs, slots: int, progress: Progress) -> tuple[tuple[Operation, ...], float]:
-    n = len(costs.output) - 1
-    top = slots - int(costs.output_slots[0])
-    if top < 0:
-        return (), float("inf")
-    table = np.empty((row_count(n), top + 1))
-    first, last = np.zeros(row_count(n), dtype=np.int64), np.zeros(row_count(n))
-    for s in range(n, 0, -1):
-        fill_start(costs, s, table, first, last)
-        progress(((n - s + 1) / n) ** 4)
-    time = float(table[row_of(1, n, 1, n), top])
-    if time == float("inf"):
-        return (), time
-    return tuple(_trace(costs, table, top)), time
+class _Table:
+    """The filled dynamic program."""
 
+    def __init__(self, costs: Costs, slots: int, progress: Progress) -> None:
+        self.costs = costs
+        self.n = len(costs.output) - 1
+        self.input_slots = int(costs.output_slots[0])
+        rows = row_count(self.n)
+        self.rows = np.empty((rows, max(0, slots - self.input_slots) + 1))
+        first, last = np.zeros(rows, dtype=np.int64), np.zeros(rows)
+        for s in range(self.n, 0, -1):
+            fill_start(costs, s, self.rows, first, last)
+            progress(((self.n - s + 1) / self.n) ** 4)
 
-def _trace(costs: Costs, table: Floats, top: int) -> Iterator[Operation]:
-    """Read the schedule off the table: at each state, the first choice whose value is the state's."""
-    n = len(costs.output) - 1
-    slots = costs.output_slots
-    todo: list[State | Operation] = [(1, n, 1, top)]
-    while todo:
-        item = todo.pop()
-        if not isinstance(item, tuple):
-            yield item
-            continue
-        s, t, low, m = item
-        value = table[row_of(s, t, low, n), m]
-        way = _saving(costs, table, item, value) if low == s else None
-        if way is not None:
-            todo.append(Backward(s))
-            if t > s:
-                todo.append((s + 1, t, s + 1, m - slots_up(costs, costs.saved[way])))
-            yield Forward(s, "all", way - int(costs.first_way[s]))
-            continue
-        moved = min(m - int(slots[s] - slots[s - 1]), table.shape[1] - 1)
-        if (
-            low > s
-            and moved >= 0
-            and m >= slots_up(costs, need_step(costs, s, t))
-            and costs.forward_time[s] + table[row_of(s + 1, t, low, n), moved] == value
-        ):
-            todo.append((s + 1, t, low, moved))
-            yield Forward(s, "nothing")
-            continue
-        rest = m - int(slots[s])
-        cut = next(
-            cut
-            for cut in range(low + 1, t + 1)
-            if (costs.forward_time[s] + table[row_of(s + 1, t, cut, n), rest]) + table[row_of(s, cut - 1, low, n), m]
-            == value
-        )
-        todo += [(s, cut - 1, low, m), (s + 1, t, cut, rest)]
-        yield Forward(s, "input")
+    def time(self, slots: int) -> float:
+        m = slots - self.input_slots
+        return self._value((1, self.n, 1, m)) if m >= 0 else float("inf")
 
+    def schedule(self, slots: int) -> tuple[Operation, ...]:
+        return tuple(self._trace(slots - self.input_slots))
 
-def _saving(costs: Costs, table: Floats, state: State, value: float) -> int | None:
-    s, t, _, m = state
-    n = len(costs.output) - 1
-    for way in range(int(costs.first_way[s]), int(costs.first_way[s + 1])):
-        rest = m - slots_up(costs, costs.saved[way])
-        if rest < 0 or m < slots_up(costs, need_all(costs, way, s, t)):
-            continue
-        time = costs.way_time[way] + (table[row_of(s + 1, t, s + 1, n), rest] if t > s else 0.0)
-        if time == value:
-            return way
-    return None
+    def _trace(self, top: int) -> Iterator[Operation]:
+        """Read the schedule off the table: at each state, the first choice whose value is the state's."""
+        costs, slots = self.costs, self.costs.output_slots
+        todo: list[State | Operation] = [(1, self.n, 1, top)]
+        while todo:
+            item = todo.pop()
+            if not isinstance(item, tuple):
+                yield item
+                continue
+            s, t, low, m = item
+            way = self._saving(item) if low == s else None
+            if way is not None:
+                todo.append(Backward(s))
+                if t > s:
+                    todo.append((s + 1, t, s + 1, m - slots_up(costs, costs.saved[way])))
+                yield Forward(s, "all", way - int(costs.first_way[s]))
+                continue
+            moved = min(m - int(slots[s] - slots[s - 1]), self.rows.shape[1] - 1)
+            if low > s and self._can_move(item, moved):
+                todo.append((s + 1, t, low, moved))
+                yield Forward(s, "nothing")
+                continue
+            rest = m - int(slots[s])
+            cut = self._cut(item, rest)
+            todo += [(s, cut - 1, low, m), (s + 1, t, cut, rest)]
+            yield Forward(s, "input")
+
+    def _saving(self, state: State) -> int | None:
+        costs = self.costs
+        s, t, _, m = state
+        for way in range(int(costs.first_way[s]), int(costs.first_way[s + 1])):
+            rest = m - slots_up(costs, costs.saved[way])
+            if rest < 0 or m < slots_up(costs, need_all(costs, way, s, t)):
+                continue
+            time = costs.way_time[way] + (self._value((s + 1, t, s + 1, rest)) if t > s else 0.0)
+            if time == self._value(state):
+                return way
+        return None
+
+    def _can_move(self, state: State, moved: int) -> bool:
+        s, t, low, m = state
+        if moved < 0 or m < slots_up(self.costs, need_step(self.costs, s, t)):
+            return False
+        time = self.costs.forward_time[s] + self._value((s + 1, t, low, moved))
+        return bool(time == self._value(state))
+
+    def _cut(self, state: State, rest: int) -> int:
+        s, t, low, m = state
+        cost, value = self.costs.forward_time[s], self._value(state)
+        for cut in range(low + 1, t + 1):
+            if (cost + self._value((s + 1, t, cut, rest))) + self._value((s, cut - 1, low, m)) == value:
+                return cut
+        raise AssertionError("no choice explains the table")
+
+    def _value(self, state: State) -> float:
+        s, t, low, m = state
+        return float(self.rows[row_of(s, t, low, self.n), m])
 
 
 def _fit_in_bytes(costs: Costs, budget: int) -> Iterator[Operation]:

@@ -26,11 +26,15 @@ TABLE_BYTES = 3 * 2**30  # the largest table we are willing to fill
 
 @dataclass(frozen=True)
 class Division:
-    """A budget cut into `slots` slots of `unit` bytes; `exact` if no size is rounded."""
+    """A budget cut into `slots` slots of `unit` bytes; `exact` if no size is rounded.
+
+    If sizes are rounded, a table should go `spare` slots beyond: see `fitting`.
+    """
 
     unit: int
     slots: int
     exact: bool
+    spare: int
 
 
 def useful_bytes(chain: Chain) -> int:
@@ -48,7 +52,7 @@ def useful_bytes(chain: Chain) -> int:
 
 def divide(chain: Chain, budget: int, asked: int | None, rows: float, steps: float) -> Division:
     """Cut a budget for a table of so many `rows`, each slot of which takes so many `steps` to fill."""
-    most = int(TABLE_BYTES / 8 / rows)
+    most = int(TABLE_BYTES / 8 / rows * 8 / 9)  # leaves room for the spare
     if asked is not None and asked < 1:
         raise InputError("slots", f"must be at least 1, got {asked}")
     if most < (asked or FEWEST):
@@ -62,7 +66,10 @@ def divide(chain: Chain, budget: int, asked: int | None, rows: float, steps: flo
     wanted = min(wanted, most)
     common = _common_divisor(chain)
     unit = common if budget // common <= wanted else max(1, budget // wanted)
-    return Division(unit, budget // unit, common % unit == 0)
+    slots, exact = budget // unit, common % unit == 0
+    # A stored value loses half a slot on average, and at most one per stage is stored.
+    spare = 0 if exact else min(slots // 8, len(chain) // 2 + 1)
+    return Division(unit, slots, exact, spare)
 
 
 def _common_divisor(chain: Chain) -> int:

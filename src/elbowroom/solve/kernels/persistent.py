@@ -28,7 +28,7 @@ from elbowroom.solve.kernels.rows import (
     relax_one,
 )
 
-TILE = 12
+TILE = 24
 
 
 @compiled
@@ -116,9 +116,12 @@ def try_split(
     need = costs.gradient[t] + reach[s, split]
     if need > start * costs.unit:  # rarely: spare the division
         start = slots_up(costs, need)
-    if start < len(best):
-        cost = costs.elapsed[split] - costs.elapsed[s - 1]
-        stop = end_above(best, start, (cost + last[right]) + last[left])
+    if start >= len(best):
+        return
+    cost = costs.elapsed[split] - costs.elapsed[s - 1]
+    bound = (cost + last[right]) + last[left]
+    if best[start] > bound:
+        stop = len(best) if best[-1] > bound else end_above(best, start, bound)
         relax(best, table[left], table[right], shift, start, stop, cost)
 
 
