@@ -23,6 +23,7 @@ from elbowroom.units import MAX_BYTES
 
 MAX_TIME = 1e18
 MAX_ITEMS = 10_000_000
+MAX_STEPS = 1_000_000  # of a join: its file is small however long its schedules are
 
 Json: TypeAlias = dict[str, Any]
 
@@ -215,6 +216,8 @@ class Join:
         )
         if not lengths:
             raise InputError("lengths", "is empty; a join needs at least one branch")
+        if sum(lengths) > MAX_STEPS:
+            raise InputError("lengths", f"add up to {sum(lengths)} steps; the most is {MAX_STEPS}")
         if len(keep) != len(lengths):
             raise InputError("keep_gradients", f"has {len(keep)} entries for {len(lengths)} branches")
         _set(self, "lengths", lengths)

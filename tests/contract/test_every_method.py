@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from elbowroom.problem import Graph, Node
+from elbowroom.errors import InputError
+from elbowroom.problem import Chain, Graph, Join, Node, Stage
 from elbowroom.schedule import simulate
 from elbowroom.solve import AUTO, METHODS, Options, Status, solve
 from problems import byte_chain, random_chain, random_join
@@ -25,6 +26,10 @@ def check(problem, result, budget):
     assert (again.time, again.peak_bytes) == (result.time, result.peak_bytes)
     assert result.peak_bytes <= budget
     simulate(problem, result.schedule, budget=budget)  # and the referee lets it run within the budget
+
+
+def chain_of_equals(stages):
+    return Chain(1, 1, tuple(Stage(f"s{i}", 1, 1, 3, 7, 3) for i in range(stages)))
 
 
 def small_chains(count, *, alternatives=False):
@@ -108,6 +113,35 @@ def test_join_schedules_are_what_they_claim(name):
         refused = solve(join, floor - 1, name)
         assert not refused.feasible
         assert refused.least_budget == floor
+
+
+@pytest.mark.parametrize("name", JOIN_METHODS)
+def test_joins_with_times_that_are_not_whole(name):
+    for lengths in ((9,), (7, 4), (5, 0, 3)):
+        join = Join(lengths, 0.1, 0.3, 1 / 3, (0,) * len(lengths))
+        floor = least(join, name)
+        for budget in (floor, floor + 2, floor + 5):
+            check(join, solve(join, budget, name), budget)
+
+
+@pytest.mark.parametrize(
+    ("problem", "name", "field"),
+    [
+        (chain_of_equals(20_000), "persistent", "stages"),
+        (chain_of_equals(20_000), "revolve", "stages"),
+        (chain_of_equals(500), "floating", "stages"),
+        (chain_of_equals(5_000), "checkpoint-sum", "stages"),
+        (Join((300, 300, 300, 300), 1, 1, 1, (0, 0, 0, 0)), "join", "lengths"),
+        (Join((200_000,), 1, 1, 1, (0,)), "equiv-chain", "lengths"),
+    ],
+)
+def test_what_is_too_large_is_refused_at_once_and_auto_finds_a_way(problem, name, field):
+    with pytest.raises(InputError, match=f"^{field}: .* too "):
+        solve(problem, 10**9, name)
+    if not isinstance(problem, Join):
+        check(problem, solve(problem, 10**9), 10**9)
+        tight = least(problem, "sequential") * 11 // 10
+        check(problem, solve(problem, tight), tight)
 
 
 @pytest.mark.parametrize("name", ["join", "equiv-chain"])

@@ -9,6 +9,7 @@ from elbowroom.solve.floating import Floating, row_count, work
 from elbowroom.solve.join import JoinOptimal, join_states, join_work
 from elbowroom.solve.method import Method, Options
 from elbowroom.solve.persistent import Persistent
+from elbowroom.solve.persistent import row_count as persistent_rows
 from elbowroom.solve.sequential import Sequential
 from elbowroom.solve.slots import CUSTOMARY, FEWEST, TABLE_BYTES
 from elbowroom.solve.store_all import StoreAll
@@ -38,7 +39,7 @@ def _for_chain(chain: Chain, budget: int, options: Options) -> tuple[Method, str
     n, slots = len(chain), options.slots or CUSTOMARY
     if work(n) * slots <= _PATIENCE and 8 * row_count(n) * slots <= TABLE_BYTES / 3:
         return Floating(), f"{n} stages are few enough for the true optimum"
-    if 8 * n * (n + 1) / 2 * (options.slots or FEWEST) <= TABLE_BYTES:
+    if 9 * persistent_rows(n) * (options.slots or FEWEST) <= TABLE_BYTES:
         return Persistent(), f"{n} stages are too many for 'floating', which would rarely be faster"
     return Sequential(), f"{n} stages are too many for any dynamic program over memory"
 

@@ -18,7 +18,7 @@ from elbowroom.solve.kernels.costs import Costs, costs_of, need_all, need_step, 
 from elbowroom.solve.kernels.floating import fill_least, fill_start, row_of
 from elbowroom.solve.kernels.rows import Ints
 from elbowroom.solve.method import Found, Method, Options, Progress
-from elbowroom.solve.slots import divide, useful_bytes
+from elbowroom.solve.slots import divide, most_slots, useful_bytes
 
 State = tuple[int, int, int, int]  # backwards t..ℓ from the input of s, with m slots (or bytes) besides it
 
@@ -33,7 +33,7 @@ class Floating(Method):
     def least_budget(self, problem: Problem, options: Options) -> int:
         assert isinstance(problem, Chain)
         n = len(problem)
-        divide(problem, 1, None, rows=row_count(n), steps=work(n))  # refuse what no table can hold
+        most_slots(problem, row_count(n))  # refuses what no table can hold
         return int(_least(costs_of(problem, unit=1))[row_of(1, n, 1, n)]) + problem.input_bytes
 
     def find(self, problem: Problem, budget: int, options: Options) -> Found:

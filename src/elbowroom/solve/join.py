@@ -17,6 +17,7 @@ from elbowroom.solve.method import Found, Method, Options, Progress, Status
 from elbowroom.solve.slots import TABLE_BYTES
 from elbowroom.units import format_bytes
 
+MOST_WORK = 1e11  # inner steps: a few minutes
 Reversal = tuple[int, int, int, int]  # branch, first position, forwards inside, slots
 
 
@@ -58,10 +59,10 @@ def join_states(join: Join, budget: int) -> float:
 
 
 def join_work(join: Join, budget: int) -> float:
-    """Inner steps of the dynamic program."""
-    return join_states(join, budget) * sum(join.lengths) / 2 + max(join.lengths) ** 2 * float(
-        useful_slots(join, budget)
-    )
+    """Inner steps of the dynamic program; a short row costs about as much as one of 16 slots."""
+    width = max(16, useful_slots(join, budget) + 1)
+    states = math.prod(float(n + 1) for n in join.lengths)
+    return width * (states * sum(join.lengths) + max(join.lengths) ** 2) / 2
 
 
 class JoinTable:
@@ -69,11 +70,11 @@ class JoinTable:
 
     def __init__(self, join: Join, slots: int, progress: Progress) -> None:
         need = 8 * join_states(join, slots)
-        if need > TABLE_BYTES:
-            raise InputError(
-                "lengths",
-                f"this join needs a table of {format_bytes(need)}; use 'equiv-chain', or fewer slots",
-            )
+        if need > TABLE_BYTES or join_work(join, slots) > MOST_WORK:
+            single = "only 'store-all' takes branches this long"
+            cure = "use 'equiv-chain', or a smaller budget" if len(join.lengths) > 1 else single
+            size = f"{slots} slots, a table of {format_bytes(need)}"
+            raise InputError("lengths", f"are too long for this method ({size}); {cure}")
         self.join = join
         self.slots = slots
         self.lengths: Ints = np.array(join.lengths, dtype=np.int64)

@@ -16,7 +16,7 @@ from elbowroom.solve.kernels.costs import Costs, costs_of, need_all, slots_up
 from elbowroom.solve.kernels.persistent import TILE, fill_least, fill_reach, fill_tile, row_of
 from elbowroom.solve.kernels.rows import Ints
 from elbowroom.solve.method import Found, Method, Options, Progress
-from elbowroom.solve.slots import divide, useful_bytes
+from elbowroom.solve.slots import divide, most_slots, useful_bytes
 
 State = tuple[int, int, int]  # stages s..t with m slots (or bytes) besides the input of s
 
@@ -38,14 +38,19 @@ class Persistent(Method):
 
 
 def least_budget(chain: Chain, save_early: bool) -> int:
+    most_slots(chain, row_count(len(chain)))  # refuses what no table can hold
     costs = costs_of(chain, unit=1)
     return int(_least(costs, _reach(costs), save_early)[1, len(chain)]) + chain.input_bytes
+
+
+def row_count(n: int) -> int:
+    return n * (n + 1) // 2
 
 
 def find(chain: Chain, budget: int, options: Options, save_early: bool) -> Found:
     n = len(chain)
     budget = min(budget, useful_bytes(chain))
-    division = divide(chain, budget, options.slots, rows=n * (n + 1) / 2, steps=n**3 / 6)
+    division = divide(chain, budget, options.slots, rows=row_count(n), steps=n**3 / 6)
     costs = costs_of(chain, division.unit)
     reach = _reach(costs)
     table = _Table(costs, reach, save_early, division.slots + division.spare, options.progress)
@@ -60,7 +65,7 @@ class _Table:
         self.costs, self.reach, self.save_early = costs, reach, save_early
         self.n = len(costs.output) - 1
         self.input_slots = int(costs.output_slots[0])
-        rows = self.n * (self.n + 1) // 2
+        rows = row_count(self.n)
         self.rows = np.empty((rows, max(0, slots - self.input_slots) + 1))
         first, last = np.zeros(rows, dtype=np.int64), np.zeros(rows)
         tiles = -(-self.n // TILE)

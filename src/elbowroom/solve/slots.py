@@ -21,7 +21,7 @@ from elbowroom.units import format_bytes
 CUSTOMARY = 500
 FEWEST, MOST = 100, 10_000
 WORK = 5e8  # inner steps a solver may spend on slots nobody asked for: well under a second
-TABLE_BYTES = 3 * 2**30  # the largest table we are willing to fill
+TABLE_BYTES = 3 * 2**30  # about the largest table we are willing to fill
 
 
 @dataclass(frozen=True)
@@ -50,23 +50,28 @@ def useful_bytes(chain: Chain) -> int:
     return chain.input_bytes + saved + chain.gradient_bytes[-1] + passing
 
 
+def most_slots(chain: Chain, rows: float) -> int:
+    """How many slots a table of so many rows may have; refuses chains for which they would be too few."""
+    most = int(TABLE_BYTES / 8 / rows * 8 / 9)  # leaves room for the spare
+    if most < FEWEST:
+        need = format_bytes(8.0 * rows * FEWEST)
+        raise InputError(
+            "stages",
+            f"{len(chain)} are too many for this method: even {FEWEST} slots need a table of {need}; "
+            "use 'sequential' or 'least-peak'",
+        )
+    return most
+
+
 def divide(chain: Chain, budget: int, asked: int | None, rows: float, steps: float) -> Division:
     """Cut a budget for a table of so many `rows`, each slot of which takes so many `steps` to fill."""
-    most = int(TABLE_BYTES / 8 / rows * 8 / 9)  # leaves room for the spare
-    if asked is not None and asked < 1:
-        raise InputError("slots", f"must be at least 1, got {asked}")
-    if most < (asked or FEWEST):
-        need = format_bytes(8.0 * rows * (asked or CUSTOMARY))
-        cure = f"at most {most} slots fit" if most >= FEWEST else "try 'sequential' or 'least-peak'"
-        problem = f"{asked or CUSTOMARY} slots for {len(chain)} stages need a table of {need}; {cure}"
-        common = _common_divisor(chain)
-        if asked is None or budget // common > most:
-            raise InputError("slots", problem)
-    wanted = asked if asked is not None else max(CUSTOMARY, min(MOST, int(WORK / steps)))
-    wanted = min(wanted, most)
-    common = _common_divisor(chain)
+    most, common = most_slots(chain, rows), _common_divisor(chain)
+    wanted = asked if asked is not None else min(most, max(CUSTOMARY, min(MOST, int(WORK / steps))))
     unit = common if budget // common <= wanted else max(1, budget // wanted)
     slots, exact = budget // unit, common % unit == 0
+    if slots > 2 * most:  # a unit is a whole number of bytes, so there may be up to twice the slots asked for
+        need = format_bytes(8.0 * rows * slots)
+        raise InputError("slots", f"{slots} for {len(chain)} stages need a table of {need}; at most {most} fit")
     # A stored value loses half a slot on average, and at most one per stage is stored.
     spare = 0 if exact else min(slots // 8, len(chain) // 2 + 1)
     return Division(unit, slots, exact, spare)
