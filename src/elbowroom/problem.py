@@ -10,19 +10,27 @@ backward needs āℓ (`saved_bytes`, aℓ included), the gradient δℓ with res
 
 from __future__ import annotations
 
-import difflib
-import math
-import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, TypeAlias
 
 from elbowroom.errors import InputError
 from elbowroom.units import MAX_BYTES
+from elbowroom.validation import (
+    Prefix,
+    as_amount,
+    as_count,
+    as_flag,
+    as_list,
+    as_object,
+    as_size,
+    as_text,
+    as_time,
+    assign,
+    kind_of_value,
+)
 
-MAX_TIME = 1e18
-MAX_ITEMS = 10_000_000
 MAX_STEPS = 1_000_000  # of a join: its file is small however long its schedules are
 
 Json: TypeAlias = dict[str, Any]
@@ -60,11 +68,11 @@ class Stage:
     alternatives: tuple[Saving, ...] = ()
 
     def __post_init__(self) -> None:
-        _set(self, "name", _text(self.name, "name"))
+        assign(self, "name", as_text(self.name, "name"))
         for field in ("output_bytes", "gradient_bytes"):
-            _set(self, field, _size(getattr(self, field), field))
+            assign(self, field, as_size(getattr(self, field), field))
         for field in _SAVING_FIELDS:
-            _set(self, field, _amount(getattr(self, field), field))
+            assign(self, field, as_amount(getattr(self, field), field))
         _check_holds_output(self.saved_bytes, self.output_bytes, "saved_bytes")
         for i, way in enumerate(self.alternatives):
             _check_holds_output(way.saved_bytes, self.output_bytes, f"alternatives[{i}].saved_bytes")
@@ -83,12 +91,12 @@ class Stage:
 
     @classmethod
     def from_json(cls, data: Any) -> Stage:
-        data = _object(data, allowed=_STAGE_FIELDS, required=_STAGE_REQUIRED)
+        data = as_object(data, allowed=_STAGE_FIELDS, required=_STAGE_REQUIRED)
         own = {field: data[field] for field in _STAGE_REQUIRED}
         stage = cls(name=data.get("name", ""), **own)
         ways = []
-        for i, override in enumerate(_list(data.get("alternatives", []), "alternatives")):
-            with_prefix = _Prefix(f"alternatives[{i}]")
+        for i, override in enumerate(as_list(data.get("alternatives", []), "alternatives")):
+            with_prefix = Prefix(f"alternatives[{i}]")
             with with_prefix:
                 ways.append(_alternative(stage, override))
         return cls(name=stage.name, **own, alternatives=tuple(ways)) if ways else stage
@@ -121,13 +129,18 @@ def _alternative(stage: Stage, override: Any) -> Saving:
     The output and its gradient are the same tensors however the stage saves, so an alternative may repeat
     their sizes but not change them.
     """
-    override = _object(override, allowed=("name", *_STAGE_REQUIRED))
+    override = as_object(override, allowed=("name", *_STAGE_REQUIRED))
     for field in ("output_bytes", "gradient_bytes"):
-        if field in override and _size(override[field], field) != getattr(stage, field):
+        if field in override and as_size(override[field], field) != getattr(stage, field):
             raise InputError(field, "belongs to the stage; an alternative way to save cannot change it")
-    values = {f: _amount(override.get(f, getattr(stage, f)), f) for f in _SAVING_FIELDS}
+    values = {f: as_amount(override.get(f, getattr(stage, f)), f) for f in _SAVING_FIELDS}
     _check_holds_output(values["saved_bytes"], stage.output_bytes, "saved_bytes")
     return Saving(**values)
+
+
+def _check_holds_output(saved_bytes: int, output_bytes: int, field: str) -> None:
+    if saved_bytes < output_bytes:
+        raise InputError(field, f"{saved_bytes} is less than output_bytes ({output_bytes}), which it includes")
 
 
 @dataclass(frozen=True)
@@ -143,8 +156,8 @@ class Chain:
 
     def __post_init__(self) -> None:
         for field in ("input_bytes", "input_gradient_bytes"):
-            _set(self, field, _size(getattr(self, field), field))
-        _set(self, "stages", tuple(self.stages))
+            assign(self, field, as_size(getattr(self, field), field))
+        assign(self, "stages", tuple(self.stages))
         if not self.stages:
             raise InputError("stages", "is empty; a chain needs at least the loss")
         largest = self.input_bytes + self.input_gradient_bytes + sum(map(_stage_bytes, self.stages))
@@ -166,14 +179,14 @@ class Chain:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Chain:
-        data = _object(
+        data = as_object(
             data,
             allowed=("kind", "input_bytes", "input_gradient_bytes", "stages"),
             required=("input_bytes", "input_gradient_bytes", "stages"),
         )
         stages = []
-        for i, item in enumerate(_list(data["stages"], "stages")):
-            with _Prefix(f"stages[{i}]"):
+        for i, item in enumerate(as_list(data["stages"], "stages")):
+            with Prefix(f"stages[{i}]"):
                 stages.append(Stage.from_json(item))
         return cls(data["input_bytes"], data["input_gradient_bytes"], tuple(stages))
 
@@ -210,9 +223,9 @@ class Join:
     keep_gradients: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        lengths = tuple(_count(n, f"lengths[{k}]") for k, n in enumerate(_list(self.lengths, "lengths")))
+        lengths = tuple(as_count(n, f"lengths[{k}]") for k, n in enumerate(as_list(self.lengths, "lengths")))
         keep = tuple(
-            _flag(b, f"keep_gradients[{k}]") for k, b in enumerate(_list(self.keep_gradients, "keep_gradients"))
+            as_flag(b, f"keep_gradients[{k}]") for k, b in enumerate(as_list(self.keep_gradients, "keep_gradients"))
         )
         if not lengths:
             raise InputError("lengths", "is empty; a join needs at least one branch")
@@ -220,15 +233,15 @@ class Join:
             raise InputError("lengths", f"add up to {sum(lengths)} steps; the most is {MAX_STEPS}")
         if len(keep) != len(lengths):
             raise InputError("keep_gradients", f"has {len(keep)} entries for {len(lengths)} branches")
-        _set(self, "lengths", lengths)
-        _set(self, "keep_gradients", keep)
+        assign(self, "lengths", lengths)
+        assign(self, "keep_gradients", keep)
         for field in ("forward_time", "backward_time", "loss_time"):
-            _set(self, field, _time(getattr(self, field), field))
+            assign(self, field, as_time(getattr(self, field), field))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Join:
         names = tuple(f.name for f in fields(cls))
-        data = _object(data, allowed=("kind", *names), required=names)
+        data = as_object(data, allowed=("kind", *names), required=names)
         return cls(**{name: data[name] for name in names})
 
     def to_json(self) -> Json:
@@ -254,9 +267,9 @@ class Node:
     bytes: int
 
     def __post_init__(self) -> None:
-        _set(self, "name", _text(self.name, "name"))
-        _set(self, "time", _time(self.time, "time"))
-        _set(self, "bytes", _size(self.bytes, "bytes"))
+        assign(self, "name", as_text(self.name, "name"))
+        assign(self, "time", as_time(self.time, "time"))
+        assign(self, "bytes", as_size(self.bytes, "bytes"))
 
 
 @dataclass(frozen=True)
@@ -267,11 +280,11 @@ class Graph:
     edges: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
-        _set(self, "nodes", tuple(self.nodes))
+        assign(self, "nodes", tuple(self.nodes))
         if not self.nodes:
             raise InputError("nodes", "is empty")
-        edges = tuple(self._edge(pair, f"edges[{i}]") for i, pair in enumerate(_list(self.edges, "edges")))
-        _set(self, "edges", edges)
+        edges = tuple(self._edge(pair, f"edges[{i}]") for i, pair in enumerate(as_list(self.edges, "edges")))
+        assign(self, "edges", edges)
         if len(set(edges)) != len(edges):
             seen: set[tuple[int, int]] = set()
             twice = next(i for i, edge in enumerate(edges) if edge in seen or seen.add(edge))  # type: ignore[func-returns-value]
@@ -283,10 +296,10 @@ class Graph:
             raise InputError("edges", f"form a cycle through node {stuck}")
 
     def _edge(self, pair: Any, field: str) -> tuple[int, int]:
-        pair = _list(pair, field)
+        pair = as_list(pair, field)
         if len(pair) != 2:
             raise InputError(field, f"must be a [producer, consumer] pair, got {len(pair)} entries")
-        source, target = (_count(end, f"{field}[{i}]") for i, end in enumerate(pair))
+        source, target = (as_count(end, f"{field}[{i}]") for i, end in enumerate(pair))
         for i, end in enumerate((source, target)):
             if end >= len(self.nodes):
                 raise InputError(f"{field}[{i}]", f"names node {end}, but there are {len(self.nodes)} nodes")
@@ -328,11 +341,11 @@ class Graph:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Graph:
-        data = _object(data, allowed=("kind", "nodes", "edges"), required=("nodes", "edges"))
+        data = as_object(data, allowed=("kind", "nodes", "edges"), required=("nodes", "edges"))
         nodes = []
-        for i, item in enumerate(_list(data["nodes"], "nodes")):
-            with _Prefix(f"nodes[{i}]"):
-                item = _object(item, allowed=("name", "time", "bytes"), required=("time", "bytes"))
+        for i, item in enumerate(as_list(data["nodes"], "nodes")):
+            with Prefix(f"nodes[{i}]"):
+                item = as_object(item, allowed=("name", "time", "bytes"), required=("time", "bytes"))
                 nodes.append(Node(item.get("name", ""), item["time"], item["bytes"]))
         return cls(tuple(nodes), data["edges"])
 
@@ -355,7 +368,7 @@ class Platform:
 
     def __post_init__(self) -> None:
         if self.bandwidth is not None:
-            _set(self, "bandwidth", _time(self.bandwidth, "bandwidth"))
+            assign(self, "bandwidth", as_time(self.bandwidth, "bandwidth"))
             if self.bandwidth == 0:
                 raise InputError("bandwidth", "must be positive")
 
@@ -367,132 +380,10 @@ def kind_of(problem: Problem) -> str:
 def problem_from_json(data: Any) -> Problem:
     """A validated problem from the decoded JSON of the machine interface."""
     if not isinstance(data, Mapping):
-        raise InputError("problem", f"must be a JSON object with a 'kind', not {_kind_of_value(data)}")
+        raise InputError("problem", f"must be a JSON object with a 'kind', not {kind_of_value(data)}")
     if "kind" not in data:
         raise InputError("kind", f"missing; one of {', '.join(KINDS)}")
     kind = data["kind"]
     if not isinstance(kind, str) or kind not in KINDS:
         raise InputError("kind", f"must be one of {', '.join(KINDS)}, not {kind!r:.40}")
     return KINDS[kind].from_json(data)
-
-
-# --- validation ----------------------------------------------------------------------------------------------
-
-
-class _Prefix:
-    """Puts where we are in front of the field that an InputError names."""
-
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if isinstance(error, InputError):
-            problem = str(error).removeprefix(f"{error.field}: ")
-            field = f"{self.prefix}.{error.field}" if error.field else self.prefix
-            raise InputError(field, problem) from None
-
-
-def _set(target: object, field: str, value: Any) -> None:
-    """Store a normalized value in a frozen dataclass while it is being made."""
-    object.__setattr__(target, field, value)
-
-
-def _object(data: Any, allowed: Iterable[str], required: Iterable[str] = ()) -> Mapping[str, Any]:
-    if not isinstance(data, Mapping):
-        raise InputError("", f"must be an object, not {_kind_of_value(data)}")
-    allowed = tuple(allowed)
-    for key in data:
-        if key not in allowed:
-            close = difflib.get_close_matches(str(key)[:80], allowed, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known fields: {', '.join(allowed)}"
-            raise InputError(f"{str(key)[:80]}", f"is not a field here; {hint}")
-    for key in required:
-        if key not in data:
-            raise InputError(key, "missing")
-    return data
-
-
-def _list(data: Any, field: str) -> list[Any] | tuple[Any, ...]:
-    if not isinstance(data, list | tuple):
-        raise InputError(field, f"must be a list, not {_kind_of_value(data)}")
-    if len(data) > MAX_ITEMS:
-        raise InputError(field, f"has {len(data)} entries; the most is {MAX_ITEMS}")
-    return data
-
-
-def _amount(value: Any, field: str) -> Any:
-    return _size(value, field) if field.endswith("_bytes") else _time(value, field)
-
-
-def _time(value: Any, field: str) -> float:
-    """A finite, non-negative number. Whole numbers stay integers, so that sums of them are exact."""
-    if type(value) is not int and type(value) is not float:
-        if isinstance(value, bool) or not hasattr(value, "__float__"):
-            raise InputError(field, f"must be a number, not {_kind_of_value(value)}")
-        value = float(value)
-    if not 0 <= value <= MAX_TIME:
-        raise InputError(field, _out_of_range(value, "1e18"))
-    return value  # type: ignore[no-any-return]
-
-
-def _size(value: Any, field: str) -> int:
-    """A whole, non-negative number of bytes; 5.0 counts as whole, because some writers know only floats."""
-    if type(value) is not int:
-        value = _whole(value, field, "number of bytes")
-    if not 0 <= value <= MAX_BYTES:
-        raise InputError(field, _out_of_range(value, "2^60"))
-    return value  # type: ignore[no-any-return]
-
-
-def _count(value: Any, field: str) -> int:
-    value = _whole(value, field, "number")
-    if not 0 <= value <= MAX_ITEMS:
-        raise InputError(field, _out_of_range(value, str(MAX_ITEMS)))
-    return int(value)
-
-
-def _flag(value: Any, field: str) -> int:
-    if isinstance(value, bool):
-        return int(value)
-    if isinstance(value, int) and value in (0, 1):
-        return int(value)
-    raise InputError(field, f"must be 0 or 1, not {_kind_of_value(value)}")
-
-
-def _whole(value: Any, field: str, what: str) -> int:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return int(operator.index(value))
-    except TypeError:
-        raise InputError(field, f"must be a whole {what}, not {_kind_of_value(value)}") from None
-
-
-def _text(value: Any, field: str) -> str:
-    if not isinstance(value, str):
-        raise InputError(field, f"must be text, not {_kind_of_value(value)}")
-    return value
-
-
-def _check_holds_output(saved_bytes: int, output_bytes: int, field: str) -> None:
-    if saved_bytes < output_bytes:
-        raise InputError(field, f"{saved_bytes} is less than output_bytes ({output_bytes}), which it includes")
-
-
-def _out_of_range(value: float, largest: str) -> str:
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"must be finite, not {value}"
-    if value < 0:
-        return "must not be negative"
-    return f"is too large; the most is {largest}"
-
-
-def _kind_of_value(value: Any) -> str:
-    names = {type(None): "null", bool: "true or false", str: "text", list: "a list", dict: "an object"}
-    if isinstance(value, float):
-        return f"{value!r}"
-    return names.get(type(value), f"{value!r:.40}")

@@ -6,21 +6,22 @@ rarely beats `persistent`; it is the proof that nothing does better.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import final
+from collections.abc import Callable, Iterator
+from typing import Literal, final
 
 import numpy as np
 
 from elbowroom.problem import Chain, Problem
 from elbowroom.schedule import Backward, Forward, Operation
 from elbowroom.solve.fitting import fit
-from elbowroom.solve.kernels.costs import Costs, costs_of, need_all, need_step, slots_up
+from elbowroom.solve.kernels.costs import Costs, costs_of, need_all, need_step, slots_up, ways_of
 from elbowroom.solve.kernels.floating import fill_least, fill_start, row_of
 from elbowroom.solve.kernels.rows import Ints
 from elbowroom.solve.method import Found, Method, Options, Progress
 from elbowroom.solve.slots import divide, most_slots, useful_bytes
 
 State = tuple[int, int, int, int]  # backwards t..ℓ from the input of s, with m slots (or bytes) besides it
+Choice = tuple[Literal["save", "move", "keep"], int, int]  # way, next stage or cut; and the memory for what follows
 
 
 @final
@@ -43,7 +44,7 @@ class Floating(Method):
         division = divide(problem, budget, options.slots, rows=row_count(n), steps=work(n))
         costs = costs_of(problem, division.unit)
         table = _Table(costs, division.slots + division.spare, options.progress)
-        greedy = () if division.exact else tuple(_fit_in_bytes(costs, budget))
+        greedy = () if division.exact else _fit_in_bytes(costs, budget)
         return fit(problem, budget, division, table, greedy)
 
 
@@ -75,60 +76,27 @@ class _Table:
         return self._value((1, self.n, 1, m)) if m >= 0 else float("inf")
 
     def schedule(self, slots: int) -> tuple[Operation, ...]:
-        return tuple(self._trace(slots - self.input_slots))
+        return tuple(_operations(self.costs, (1, self.n, 1, slots - self.input_slots), self._choose))
 
-    def _trace(self, top: int) -> Iterator[Operation]:
-        """Read the schedule off the table: at each state, the first choice whose value is the state's."""
-        costs, slots = self.costs, self.costs.output_slots
-        todo: list[State | Operation] = [(1, self.n, 1, top)]
-        while todo:
-            item = todo.pop()
-            if not isinstance(item, tuple):
-                yield item
-                continue
-            s, t, low, m = item
-            way = self._saving(item) if low == s else None
-            if way is not None:
-                todo.append(Backward(s))
-                if t > s:
-                    todo.append((s + 1, t, s + 1, m - slots_up(costs, costs.saved[way])))
-                yield Forward(s, "all", way - int(costs.first_way[s]))
-                continue
-            moved = min(m - int(slots[s] - slots[s - 1]), self.rows.shape[1] - 1)
-            if low > s and self._can_move(item, moved):
-                todo.append((s + 1, t, low, moved))
-                yield Forward(s, "nothing")
-                continue
-            rest = m - int(slots[s])
-            cut = self._cut(item, rest)
-            todo += [(s, cut - 1, low, m), (s + 1, t, cut, rest)]
-            yield Forward(s, "input")
-
-    def _saving(self, state: State) -> int | None:
-        costs = self.costs
-        s, t, _, m = state
-        for way in range(int(costs.first_way[s]), int(costs.first_way[s + 1])):
+    def _choose(self, state: State) -> Choice:
+        """The first choice whose value is the state's."""
+        s, t, low, m = state
+        costs, value = self.costs, self._value(state)
+        for way in ways_of(costs, s) if low == s else ():
             rest = m - slots_up(costs, costs.saved[way])
             if rest < 0 or m < slots_up(costs, need_all(costs, way, s, t)):
                 continue
-            time = costs.way_time[way] + (self._value((s + 1, t, s + 1, rest)) if t > s else 0.0)
-            if time == self._value(state):
-                return way
-        return None
-
-    def _can_move(self, state: State, moved: int) -> bool:
-        s, t, low, m = state
-        if moved < 0 or m < slots_up(self.costs, need_step(self.costs, s, t)):
-            return False
-        time = self.costs.forward_time[s] + self._value((s + 1, t, low, moved))
-        return bool(time == self._value(state))
-
-    def _cut(self, state: State, rest: int) -> int:
-        s, t, low, m = state
-        cost, value = self.costs.forward_time[s], self._value(state)
+            after = self._value((s + 1, t, s + 1, rest)) if t > s else 0.0
+            if costs.way_time[way] + after == value:
+                return "save", way, rest
+        step, time = slots_up(costs, need_step(costs, s, t)), costs.forward_time[s]
+        rest = min(m - int(costs.output_slots[s] - costs.output_slots[s - 1]), self.rows.shape[1] - 1)
+        if low > s and min(rest, m - step) >= 0 and time + self._value((s + 1, t, low, rest)) == value:
+            return "move", s + 1, rest
+        rest = m - int(costs.output_slots[s])
         for cut in range(low + 1, t + 1):
-            if (cost + self._value((s + 1, t, cut, rest))) + self._value((s, cut - 1, low, m)) == value:
-                return cut
+            if (time + self._value((s + 1, t, cut, rest))) + self._value((s, cut - 1, low, m)) == value:
+                return "keep", cut, rest
         raise AssertionError("no choice explains the table")
 
     def _value(self, state: State) -> float:
@@ -136,44 +104,52 @@ class _Table:
         return float(self.rows[row_of(s, t, low, self.n), m])
 
 
-def _fit_in_bytes(costs: Costs, budget: int) -> Iterator[Operation]:
-    """A schedule that fits whenever any does: at each state, the cheapest first choice whose parts still fit."""
-    n = len(costs.output) - 1
-    least = _least(costs)
-    todo: list[State | Operation] = [(1, n, 1, budget - int(costs.output[0]))]
+def _operations(costs: Costs, state: State, choose: Callable[[State], Choice]) -> Iterator[Operation]:
+    """The schedule that a sequence of choices spells out, from one state down."""
+    todo: list[State | Operation] = [state]
     while todo:
         item = todo.pop()
         if not isinstance(item, tuple):
             yield item
             continue
         s, t, low, m = item
-        ways = range(int(costs.first_way[s]), int(costs.first_way[s + 1])) if low == s else ()
-        fitting = [
-            way
-            for way in ways
-            if need_all(costs, way, s, t) <= m
-            and (t == s or costs.saved[way] + least[row_of(s + 1, t, s + 1, n)] <= m)
-        ]
-        if fitting:
-            way = min(fitting, key=lambda w: costs.way_time[w])
+        what, which, rest = choose(item)
+        if what == "save":
             todo.append(Backward(s))
             if t > s:
-                todo.append((s + 1, t, s + 1, m - int(costs.saved[way])))
-            yield Forward(s, "all", way - int(costs.first_way[s]))
-            continue
-        moved = m - int(costs.output[s] - costs.output[s - 1])
-        if low > s and need_step(costs, s, t) <= m and least[row_of(s + 1, t, low, n)] <= moved:
-            todo.append((s + 1, t, low, moved))
+                todo.append((s + 1, t, s + 1, rest))
+            yield Forward(s, "all", which - int(costs.first_way[s]))
+        elif what == "move":
+            todo.append((s + 1, t, low, rest))
             yield Forward(s, "nothing")
-            continue
+        else:
+            todo += [(s, which - 1, low, m), (s + 1, t, which, rest)]
+            yield Forward(s, "input")
+
+
+def _fit_in_bytes(costs: Costs, budget: int) -> tuple[Operation, ...]:
+    """A schedule that fits whenever any does: at each state, the cheapest first choice whose parts still fit."""
+    n = len(costs.output) - 1
+    least = _least(costs)
+
+    def choose(state: State) -> Choice:
+        s, t, low, m = state
+        after = int(least[row_of(s + 1, t, s + 1, n)]) if t > s else 0
+        ways = ways_of(costs, s) if low == s else range(0)
+        fitting = [w for w in ways if max(need_all(costs, w, s, t), costs.saved[w] + after) <= m]
+        if fitting:
+            way = min(fitting, key=lambda w: costs.way_time[w])
+            return "save", way, m - int(costs.saved[way])
+        rest = m - int(costs.output[s] - costs.output[s - 1])
+        if low > s and need_step(costs, s, t) <= m and least[row_of(s + 1, t, low, n)] <= rest:
+            return "move", s + 1, rest
         rest = m - int(costs.output[s])
-        cut = next(
-            cut
-            for cut in range(low + 1, t + 1)
-            if least[row_of(s + 1, t, cut, n)] <= rest and least[row_of(s, cut - 1, low, n)] <= m
-        )
-        todo += [(s, cut - 1, low, m), (s + 1, t, cut, rest)]
-        yield Forward(s, "input")
+        for cut in range(low + 1, t + 1):
+            if least[row_of(s + 1, t, cut, n)] <= rest and least[row_of(s, cut - 1, low, n)] <= m:
+                return "keep", cut, rest
+        raise AssertionError("the budget is below the least")
+
+    return tuple(_operations(costs, (1, n, 1, budget - int(costs.output[0])), choose))
 
 
 def _least(costs: Costs) -> Ints:

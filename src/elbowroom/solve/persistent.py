@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import final
+from typing import Literal, final
 
 import numpy as np
 
 from elbowroom.problem import Chain, Problem
 from elbowroom.schedule import Backward, Forward, Operation
 from elbowroom.solve.fitting import fit
-from elbowroom.solve.kernels.costs import Costs, costs_of, need_all, slots_up
+from elbowroom.solve.kernels.costs import Costs, costs_of, need_all, slots_up, ways_of
 from elbowroom.solve.kernels.persistent import TILE, fill_least, fill_reach, fill_tile, row_of
 from elbowroom.solve.kernels.rows import Ints
 from elbowroom.solve.method import Found, Method, Options, Progress
 from elbowroom.solve.slots import divide, most_slots, useful_bytes
 
 State = tuple[int, int, int]  # stages s..t with m slots (or bytes) besides the input of s
+Choice = tuple[Literal["save", "split"], int, int]  # in which way, or where; and the memory for what follows
 
 
 @final
@@ -54,7 +55,7 @@ def find(chain: Chain, budget: int, options: Options, save_early: bool) -> Found
     costs = costs_of(chain, division.unit)
     reach = _reach(costs)
     table = _Table(costs, reach, save_early, division.slots + division.spare, options.progress)
-    greedy = () if division.exact else tuple(_fit_in_bytes(costs, reach, budget, save_early))
+    greedy = () if division.exact else _fit_in_bytes(costs, reach, budget, save_early)
     return fit(chain, budget, division, table, greedy)
 
 
@@ -85,52 +86,26 @@ class _Table:
         return float(self.rows[row_of(1, self.n, self.n), m]) if m >= 0 else float("inf")
 
     def schedule(self, slots: int) -> tuple[Operation, ...]:
-        return tuple(self._trace(slots - self.input_slots))
+        return tuple(_operations(self.costs, (1, self.n, slots - self.input_slots), self._choose))
 
-    def _trace(self, top: int) -> Iterator[Operation]:
-        """Read the schedule off the table: at each state, the first choice whose value is the state's."""
-        todo: list[State | Operation] = [(1, self.n, top)]
-        while todo:
-            item = todo.pop()
-            if not isinstance(item, tuple):
-                yield item
+    def _choose(self, s: int, t: int, m: int) -> Choice:
+        """The first choice whose value is the state's."""
+        value = self.rows[row_of(s, t, self.n), m]
+        for way in ways_of(self.costs, s) if t == s or self.save_early else ():
+            rest = m - slots_up(self.costs, self.costs.saved[way])
+            if rest < 0 or m < slots_up(self.costs, need_all(self.costs, way, s, t)):
                 continue
-            s, t, m = item
-            way = self._saving(s, t, m) if t == s or self.save_early else None
-            if way is not None:
-                todo.append(Backward(s))
-                if t > s:
-                    todo.append((s + 1, t, m - slots_up(self.costs, self.costs.saved[way])))
-                yield Forward(s, "all", way - int(self.costs.first_way[s]))
-                continue
-            split = self._split(s, t, m)
-            todo += [(s, split, m), (split + 1, t, m - int(self.costs.output_slots[split]))]
-            yield Forward(s, "input")
-            for h in range(s + 1, split + 1):
-                yield Forward(h, "nothing")
-
-    def _saving(self, s: int, t: int, m: int) -> int | None:
-        costs, value = self.costs, self.rows[row_of(s, t, self.n), m]
-        for way in range(int(costs.first_way[s]), int(costs.first_way[s + 1])):
-            rest = m - slots_up(costs, costs.saved[way])
-            if rest < 0 or m < slots_up(costs, need_all(costs, way, s, t)):
-                continue
-            time = costs.way_time[way] + (self.rows[row_of(s + 1, t, self.n), rest] if t > s else 0.0)
-            if time == value:
-                return way
-        return None
-
-    def _split(self, s: int, t: int, m: int) -> int:
-        costs, value = self.costs, self.rows[row_of(s, t, self.n), m]
+            after = self.rows[row_of(s + 1, t, self.n), rest] if t > s else 0.0
+            if self.costs.way_time[way] + after == value:
+                return "save", way, rest
         for split in range(s, t):
-            rest = m - int(costs.output_slots[split])
-            need = int(costs.gradient[t] + self.reach[s, split])
-            if rest < 0 or need > m * costs.unit:
+            rest = m - int(self.costs.output_slots[split])
+            if rest < 0 or self.costs.gradient[t] + self.reach[s, split] > m * self.costs.unit:
                 continue
-            cost = costs.elapsed[split] - costs.elapsed[s - 1]
-            after, before = row_of(split + 1, t, self.n), row_of(s, split, self.n)
-            if (cost + self.rows[after, rest]) + self.rows[before, m] == value:
-                return split
+            cost = self.costs.elapsed[split] - self.costs.elapsed[s - 1]
+            right, left = row_of(split + 1, t, self.n), row_of(s, split, self.n)
+            if (cost + self.rows[right, rest]) + self.rows[left, m] == value:
+                return "split", split, rest
         raise AssertionError("no choice explains the table")
 
 
@@ -140,39 +115,46 @@ def _part(distance: int, tiles: int) -> float:
     return x * x * (3 - 2 * x)
 
 
-def _fit_in_bytes(costs: Costs, reach: Ints, budget: int, save_early: bool) -> Iterator[Operation]:
-    """A schedule that fits whenever any does: at each state, the cheapest first choice whose parts still fit."""
-    n = len(costs.output) - 1
-    least = _least(costs, reach, save_early)
-    todo: list[State | Operation] = [(1, n, budget - int(costs.output[0]))]
+def _operations(costs: Costs, state: State, choose: Callable[[int, int, int], Choice]) -> Iterator[Operation]:
+    """The schedule that a sequence of choices spells out, from one state down."""
+    todo: list[State | Operation] = [state]
     while todo:
         item = todo.pop()
         if not isinstance(item, tuple):
             yield item
             continue
         s, t, m = item
-        ways = range(int(costs.first_way[s]), int(costs.first_way[s + 1])) if t == s or save_early else ()
-        fitting = [
-            way
-            for way in ways
-            if need_all(costs, way, s, t) <= m and (t == s or costs.saved[way] + least[s + 1, t] <= m)
-        ]
-        if fitting:
-            way = min(fitting, key=lambda w: costs.way_time[w])
+        what, which, rest = choose(s, t, m)
+        if what == "save":
             todo.append(Backward(s))
             if t > s:
-                todo.append((s + 1, t, m - int(costs.saved[way])))
-            yield Forward(s, "all", way - int(costs.first_way[s]))
-            continue
-        split = next(
-            i
-            for i in range(s, t)
-            if max(costs.gradient[t] + reach[s, i], costs.output[i] + least[i + 1, t], least[s, i]) <= m
-        )
-        todo += [(s, split, m), (split + 1, t, m - int(costs.output[split]))]
-        yield Forward(s, "input")
-        for h in range(s + 1, split + 1):
-            yield Forward(h, "nothing")
+                todo.append((s + 1, t, rest))
+            yield Forward(s, "all", which - int(costs.first_way[s]))
+        else:
+            todo += [(s, which, m), (which + 1, t, rest)]
+            yield Forward(s, "input")
+            for h in range(s + 1, which + 1):
+                yield Forward(h, "nothing")
+
+
+def _fit_in_bytes(costs: Costs, reach: Ints, budget: int, save_early: bool) -> tuple[Operation, ...]:
+    """A schedule that fits whenever any does: at each state, the cheapest first choice whose parts still fit."""
+    least = _least(costs, reach, save_early)
+
+    def choose(s: int, t: int, m: int) -> Choice:
+        ways = ways_of(costs, s) if t == s or save_early else range(0)
+        after = int(least[s + 1, t]) if t > s else 0
+        fitting = [w for w in ways if max(need_all(costs, w, s, t), costs.saved[w] + after) <= m]
+        if fitting:
+            way = min(fitting, key=lambda w: costs.way_time[w])
+            return "save", way, m - int(costs.saved[way])
+        for split in range(s, t):
+            need = costs.gradient[t] + reach[s, split]
+            if max(need, costs.output[split] + least[split + 1, t], least[s, split]) <= m:
+                return "split", split, m - int(costs.output[split])
+        raise AssertionError("the budget is below the least")
+
+    return tuple(_operations(costs, (1, len(costs.output) - 1, budget - int(costs.output[0])), choose))
 
 
 def _reach(costs: Costs) -> Ints:

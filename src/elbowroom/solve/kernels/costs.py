@@ -52,6 +52,11 @@ def costs_of(chain: Chain, unit: int) -> Costs:
     )
 
 
+def ways_of(costs: Costs, s: int) -> range:
+    """The numbers of stage s's ways to save."""
+    return range(int(costs.first_way[s]), int(costs.first_way[s + 1]))
+
+
 @compiled
 def need_all(costs: Costs, way: int, s: int, t: int) -> int:
     """Bytes, besides stage s's input, to run forward s saving all under gradient t, and later backward s."""
