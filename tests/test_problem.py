@@ -127,6 +127,8 @@ def test_integral_floats_are_sizes_and_whole_times_stay_exact():
 
 
 def test_python_callers_get_the_same_checks():
+    with pytest.raises(InputError, match=r"^alternatives\[0\].forward_time: must not be negative"):
+        Stage("s", 1, 2, 3, 4, 5, alternatives=(Saving(-1, 1, 4, 0, 0),))
     with pytest.raises(InputError, match=r"^lengths: must be a list"):
         Join(3, 1, 1, 1, (0,))
     with pytest.raises(InputError, match=r"^bytes: must not be negative"):

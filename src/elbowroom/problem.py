@@ -75,7 +75,10 @@ class Stage:
             assign(self, field, as_amount(getattr(self, field), field))
         _check_holds_output(self.saved_bytes, self.output_bytes, "saved_bytes")
         for i, way in enumerate(self.alternatives):
-            _check_holds_output(way.saved_bytes, self.output_bytes, f"alternatives[{i}].saved_bytes")
+            with Prefix(f"alternatives[{i}]"):
+                for field in _SAVING_FIELDS:
+                    as_amount(getattr(way, field), field)
+                _check_holds_output(way.saved_bytes, self.output_bytes, "saved_bytes")
 
     @property
     def ways(self) -> tuple[Saving, ...]:
@@ -96,8 +99,7 @@ class Stage:
         stage = cls(name=data.get("name", ""), **own)
         ways = []
         for i, override in enumerate(as_list(data.get("alternatives", []), "alternatives")):
-            with_prefix = Prefix(f"alternatives[{i}]")
-            with with_prefix:
+            with Prefix(f"alternatives[{i}]"):
                 ways.append(_alternative(stage, override))
         return cls(name=stage.name, **own, alternatives=tuple(ways)) if ways else stage
 
@@ -133,9 +135,7 @@ def _alternative(stage: Stage, override: Any) -> Saving:
     for field in ("output_bytes", "gradient_bytes"):
         if field in override and as_size(override[field], field) != getattr(stage, field):
             raise InputError(field, "belongs to the stage; an alternative way to save cannot change it")
-    values = {f: as_amount(override.get(f, getattr(stage, f)), f) for f in _SAVING_FIELDS}
-    _check_holds_output(values["saved_bytes"], stage.output_bytes, "saved_bytes")
-    return Saving(**values)
+    return Saving(**{f: as_amount(override.get(f, getattr(stage, f)), f) for f in _SAVING_FIELDS})
 
 
 def _check_holds_output(saved_bytes: int, output_bytes: int, field: str) -> None:
