@@ -50,7 +50,7 @@ def dynamic_linear(d: Ints, following: Ints) -> int:
         j = stack[crossing]
         while records[at_crossing] >= j:
             at_crossing += 1
-        best = sums[j] - sums[i + 1] + d[records[at_crossing]] + d[j]
+        best = max(least[j], sums[j] - sums[i + 1] + d[records[at_crossing]] + d[j])
         following[i] = j
         if crossing < top and least[stack[crossing + 1]] < best:
             following[i] = stack[crossing + 1]
@@ -60,7 +60,7 @@ def dynamic_linear(d: Ints, following: Ints) -> int:
             top -= 1
         top += 1
         stack[top] = i
-        if crossing >= top:  # only when d_i = 0: the crossing itself was replaced
+        if crossing >= top:  # only when d_i = 0: the crossing itself was replaced, and its U may be below M
             crossing = max(top - 1, 0)
             at_crossing, at_above = 0, 0
     return least[0]
