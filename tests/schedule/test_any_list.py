@@ -1,0 +1,68 @@
+"""Any list of operations gets a verdict: it runs, or it is refused with a reason; and memory always adds up."""
+
+from __future__ import annotations
+
+from random import Random
+
+from elbowroom.errors import InvalidSchedule
+from elbowroom.problem import Graph, Node, Platform
+from elbowroom.schedule import Backward, Discard, Forward, Loss, Offload, Prefetch, simulate
+from problems import random_chain, random_join
+
+SAVES = ("nothing", "input", "all", "all")
+WHATS = ("input", "all")
+
+
+def random_operation(rng, position):
+    make = rng.choice([Forward, Forward, Forward, Backward, Backward, Discard, Offload, Prefetch])
+    if make is Forward:
+        return Forward(position, rng.choice(SAVES))
+    return Backward(position) if make is Backward else make(position, rng.choice(WHATS))
+
+
+def grow(rng, problem, positions, budget, platform):
+    """A schedule grown at random, keeping each operation that the referee lets stand."""
+    schedule = []
+    for _ in range(60):
+        candidate = Loss() if rng.random() < 0.1 else random_operation(rng, rng.choice(positions))
+        try:
+            simulate(problem, [*schedule, candidate], budget=budget, platform=platform)
+            return [*schedule, candidate]
+        except InvalidSchedule as refusal:
+            if refusal.index is None:  # only the end is missing: this operation can stand
+                schedule.append(candidate)
+    return None
+
+
+def test_random_lists_on_chains():
+    rng = Random(1)
+    finished = moved = 0
+    for _ in range(400):
+        chain = random_chain(rng, rng.randint(1, 3))
+        budget = rng.choice([None, rng.randint(5, 40)])
+        platform = rng.choice([None, Platform(rng.choice([0.5, 3.0, 1e6]))])
+        schedule = grow(rng, chain, range(1, len(chain) + 1), budget, platform)
+        if schedule is None:
+            continue
+        finished += 1
+        moved += any(isinstance(op, Offload) for op in schedule)
+        result = simulate(chain, schedule, budget=budget, platform=platform)
+        assert budget is None or result.peak_bytes <= budget
+        assert max(span.bytes for span in result.spans) <= result.peak_bytes
+        assert min(span.bytes for span in result.spans) >= 0
+        assert all(span.start <= span.end for span in result.spans)
+    assert finished > 100
+    assert moved > 10
+
+
+def test_random_lists_on_joins_and_graphs():
+    rng = Random(2)
+    finished = 0
+    for _ in range(150):
+        join = random_join(rng, rng.randint(1, 2), 2)
+        positions = [(k, i) for k, n in enumerate(join.lengths, start=1) for i in range(1, n + 1)] or [(1, 1)]
+        finished += grow(rng, join, positions, None, None) is not None
+        nodes = tuple(Node(f"v{i}", 1, rng.randint(0, 5)) for i in range(3))
+        graph = Graph(nodes, tuple((i, j) for i in range(3) for j in range(i + 1, 3) if rng.random() < 0.7))
+        finished += grow(rng, graph, range(3), None, None) is not None
+    assert finished > 50

@@ -1,0 +1,80 @@
+"""The persistent table against Theorem 6 written down plainly, on chains longer than a tile and with every memory."""
+
+from __future__ import annotations
+
+from functools import cache
+from random import Random
+
+import pytest
+
+from elbowroom.problem import Chain
+from elbowroom.solve import METHODS, Options, solve
+from elbowroom.solve.kernels.persistent import TILE
+from problems import byte_chain, random_chain
+
+INF = float("inf")
+
+
+def theorem_six(chain: Chain):
+    """C(s, t, m) in bytes, recursively: no slots, no tiles, no pruning."""
+    a, d = chain.output_bytes, chain.gradient_bytes
+
+    @cache
+    def least_time(s: int, t: int, m: int) -> float:
+        if m < 0:
+            return INF
+        best = INF
+        for way in chain.stages[s - 1].ways:
+            forward = d[t] + way.saved_bytes + way.forward_overhead_bytes
+            backward = way.saved_bytes + d[s] + d[s - 1] + way.backward_overhead_bytes
+            if m >= max(forward, backward):
+                rest = least_time(s + 1, t, m - way.saved_bytes) if t > s else 0
+                best = min(best, way.forward_time + way.backward_time + rest)
+        passed = 0.0
+        for split in range(s, t):
+            own_input = a[split - 1] if split > s else 0
+            if m < d[t] + own_input + a[split] + chain.stages[split - 1].forward_overhead_bytes:
+                break
+            passed += chain.stages[split - 1].forward_time
+            right = least_time(split + 1, t, m - a[split])
+            if right < INF:
+                best = min(best, passed + right + least_time(s, split, m))
+        return best
+
+    return lambda budget: least_time(1, len(chain), budget - chain.input_bytes)
+
+
+@pytest.mark.parametrize("stages", [TILE - 1, TILE, TILE + 1, 2 * TILE + 1, 60])
+def test_the_table_is_theorem_six(stages):
+    rng = Random(stages)
+    chain = random_chain(rng, stages, alternatives=True)
+    expected = theorem_six(chain)
+    floor = METHODS["persistent"].least_budget(chain, Options())
+    everything = METHODS["store-all"].least_budget(chain, Options())
+    for budget in (floor - 1, floor, floor + 3, floor + 11, (floor + everything) // 4):
+        result = solve(chain, budget, "persistent", slots=max(1, budget))
+        assert (result.time if result.feasible else INF) == expected(budget)
+
+
+def test_floating_is_between_persistent_and_nothing_on_longer_chains():
+    for seed in range(6):
+        chain = random_chain(Random(seed), 30)
+        floor = METHODS["persistent"].least_budget(chain, Options())
+        for budget in (floor, floor + 4, floor + 15):
+            floating, persistent = (solve(chain, budget, name) for name in ("floating", "persistent"))
+            without = sum(stage.forward_time + stage.backward_time for stage in chain.stages)
+            assert without <= floating.time <= persistent.time
+
+
+def test_times_that_are_not_whole_choose_the_same_schedule_whatever_their_unit():
+    """Scaling all times by a power of two is exact, so it must change nothing else."""
+    chain = byte_chain(Random(2), 40)
+    budget = METHODS["persistent"].least_budget(chain, Options()) * 2
+    scaled = Chain.from_json(chain.to_json())
+    for stage in scaled.stages:
+        object.__setattr__(stage, "forward_time", stage.forward_time * 1024)
+        object.__setattr__(stage, "backward_time", stage.backward_time * 1024)
+    for name in ("persistent", "floating", "revolve"):
+        ours, theirs = (solve(c, budget, name, slots=200) for c in (chain, scaled))
+        assert ours.schedule == theirs.schedule
+        assert theirs.time == ours.time * 1024
