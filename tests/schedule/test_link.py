@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from elbowroom.errors import InputError, InvalidSchedule
 from elbowroom.problem import Chain, Join, Platform, Stage
-from elbowroom.schedule import Backward, Forward, Offload, Prefetch, simulate
+from elbowroom.schedule import Backward, Discard, Forward, Offload, Prefetch, simulate
 
 # Four equal stages: forward 1, backward 1, a = 2, ā = 4, δ = 2, input 1.
 CHAIN = Chain(1, 1, tuple(Stage(f"s{i}", 1, 1, 2, 4, 2) for i in range(1, 5)))
@@ -96,6 +96,16 @@ def test_a_prefetch_that_takes_the_room_of_a_computation_is_refused():
         run(early, 4.0, budget=15)
 
 
+def test_letting_go_of_an_input_that_is_being_offloaded_waits_for_the_transfer():
+    """forward 2 saves nothing, but its input is on its way to the host: it leaves when it has arrived there."""
+    schedule = [Forward(1, "input"), Offload(2, "input"), Forward(2, "nothing"), Forward(3, "all"), Forward(4, "all")]
+    schedule += [Backward(4), Backward(3), Prefetch(2, "input"), Forward(2, "all"), Backward(2)]
+    schedule += [Forward(1, "all"), Backward(1)]
+    slow, fast = run(schedule, 0.5), run(schedule, 1e9)
+    assert next(s.bytes for s in slow.spans if s.operation == 3) == 1 + 2 + 2 + 2 + 4
+    assert next(s.bytes for s in fast.spans if s.operation == 3) == 1 + 2 + 2 + 4
+
+
 def test_data_in_flight_can_be_read_and_stays_until_read():
     """Offload 1 is issued before forward 2, which reads it: the device copy lasts until both have ended."""
     schedule = [Forward(1, "all"), Offload(1, "all"), Forward(2, "all"), Forward(3, "all"), Forward(4, "all")]
@@ -116,6 +126,13 @@ def test_data_in_flight_can_be_read_and_stays_until_read():
         (
             [*PLAIN[:4], Offload(1, "all"), Backward(4), Backward(3), Prefetch(1, "all"), Prefetch(1, "all")],
             "is on its way already",
+        ),
+        ([Forward(1, "all"), Offload(1, "all"), Discard(1, "all")], "is on its way to the host"),
+        ([Forward(1, "all"), Offload(1, "all"), Forward(1, "all")], "is on its way to the host"),
+        ([*PLAIN[:4], Offload(4, "all"), Backward(4)], "was offloaded and no prefetch brings it back"),
+        (
+            [*PLAIN[:4], Offload(1, "all"), Backward(4), Backward(3), Prefetch(1, "all"), Forward(1, "all")],
+            "is on its way back from the host",
         ),
     ],
 )

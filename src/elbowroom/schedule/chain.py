@@ -50,8 +50,8 @@ class _Machine:
         self.device: dict[Key, int] = {("plain", 0): chain.input_bytes}
         self.ways: dict[int, Saving] = {}  # how each live saved set was made, wherever it is
         self.host: dict[Key, int] = {}
-        self.incoming: set[Key] = set()  # prefetches not yet arrived
-        self.leaving: dict[Key, int] = {}  # offloads not yet released -> index of the last reader
+        self.incoming: dict[Key, Transfer] = {}  # prefetches not yet arrived
+        self.leaving: dict[Key, Transfer] = {}  # offloads whose device copy is not yet released
         self.position = len(chain)  # the current gradient is δ of this stage's output
         self.stored = chain.input_bytes + self.gradient[-1]
         self.transient = 0
@@ -91,6 +91,8 @@ class _Machine:
 
     def _forward(self, at: int, operation: Forward) -> None:
         stage = self.chain.stages[at - 1]
+        self._check_at_rest(("plain", at))
+        self._check_at_rest(("saved", at))
         if operation.save == "all":
             ways = stage.ways
             if operation.way >= len(ways):
@@ -108,7 +110,10 @@ class _Machine:
         self._drop(produced)
         self._store(produced, size)
         if operation.save == "nothing":
-            self._drop_input(at)
+            self._check_input_is_free(at)
+            # A copy on the host stays there; one that is being offloaded leaves by itself.
+            if ("plain", at - 1) in self.device and ("plain", at - 1) not in self.leaving:
+                self._drop(("plain", at - 1))
         self._settle()
 
     def _backward(self, at: int) -> None:
@@ -118,6 +123,9 @@ class _Machine:
         if way is None:
             raise self._refuse(f"nothing is saved for the backward of stage {at}")
         needs = [("saved", at), self._input_of(at)]
+        for key in (("saved", at), ("plain", at - 1)):  # what this backward uses up
+            if key in self.leaving and key not in self.incoming:
+                raise self._refuse(f"{_describe(key)} was offloaded and no prefetch brings it back")
         self._run(needs, self.gradient[at - 1], way.backward_overhead_bytes, way.backward_time)
         self._drop(("saved", at))
         self._drop(("plain", at - 1))
@@ -127,10 +135,12 @@ class _Machine:
         self._settle()
 
     def _discard(self, at: int, operation: Discard) -> None:
+        self._check_at_rest(("saved", at) if operation.what == "all" else ("plain", at - 1))
         if operation.what == "input":
             if ("plain", at - 1) not in self.device and ("plain", at - 1) not in self.host:
                 raise self._refuse(f"the input of stage {at} is not stored on its own")
-            self._drop_input(at)
+            self._check_input_is_free(at)
+            self._drop(("plain", at - 1))
         else:
             if ("saved", at) not in self.device and ("saved", at) not in self.host:
                 raise self._refuse(f"nothing is saved for stage {at}")
@@ -146,8 +156,8 @@ class _Machine:
             raise self._refuse("there is no host link; give the platform a bandwidth")
         if key not in self.device or key in self.leaving or key in self.incoming:
             raise self._refuse(f"{_describe(key)} is not in memory")
-        self.leaving[key] = self.last_reader.get(self.index, -1)
-        self.link.submit(Transfer(key, "out", self.device[key], self.now))
+        self.leaving[key] = Transfer(key, "out", self.device[key], self.now, self.last_reader.get(self.index, -1))
+        self.link.submit(self.leaving[key])
         self._settle()
 
     def _prefetch(self, at: int, operation: Prefetch) -> None:
@@ -159,8 +169,8 @@ class _Machine:
         if key not in self.host and key not in self.leaving:
             raise self._refuse(f"{_describe(key)} was not offloaded")
         size = self.host[key] if key in self.host else self.device[key]
-        self.incoming.add(key)
-        self.link.submit(Transfer(key, "in", size, self.now))
+        self.incoming[key] = Transfer(key, "in", size, self.now)
+        self.link.submit(self.incoming[key])
         self._settle()
 
     def finish(self) -> Simulation:
@@ -190,7 +200,7 @@ class _Machine:
         self.span_start = self.now
         self.transient = 0
         self.done = True
-        for key in [k for k, reader in self.leaving.items() if reader == self.index and k in self.host]:
+        for key in [k for k, out in self.leaving.items() if out.last_reader == self.index and k in self.host]:
             self._release(key)
 
     def _wait(self, needs: list[Key], room: int) -> float:
@@ -224,17 +234,22 @@ class _Machine:
         self.stored += size
 
     def _drop(self, key: Key) -> None:
-        """Forget a value wherever it is."""
+        """Forget a value wherever it is; none is dropped while it moves."""
+        assert key not in self.leaving
         self.host.pop(key, None)
-        self.leaving.pop(key, None)
         size = self.device.pop(key, None)
         if size is not None:
             self.stored -= size
 
-    def _drop_input(self, at: int) -> None:
+    def _check_input_is_free(self, at: int) -> None:
         if at in self.ways:
             raise self._refuse(f"the saved set of stage {at} still needs its input")
-        self._drop(("plain", at - 1))
+
+    def _check_at_rest(self, key: Key) -> None:
+        if key in self.incoming:
+            raise self._refuse(f"{_describe(key)} is on its way back from the host")
+        if key in self.leaving:
+            raise self._refuse(f"{_describe(key)} is on its way to the host")
 
     def _input_of(self, at: int) -> Key:
         """Where stage `at` finds its input: on its own, or inside the saved set of the stage before."""
@@ -266,10 +281,10 @@ class _Machine:
     def _transfer_ended(self, transfer: Transfer, time: float) -> None:
         key = transfer.key
         if transfer.direction == "in":
-            self.incoming.discard(key)
-        elif key in self.leaving:
+            del self.incoming[key]
+        else:
             self.host[key] = transfer.bytes
-            if self.leaving[key] < self.index + self.done:  # its last reader has run
+            if transfer.last_reader < self.index + self.done:  # its last reader has run
                 self._close_span(time)
                 self._release(key)
 

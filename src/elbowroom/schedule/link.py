@@ -14,6 +14,7 @@ class Transfer:
     direction: Literal["out", "in"]
     bytes: int
     issued: float
+    last_reader: int = -1  # of an offload: the last operation (its index) that reads the value on the device
     end: float = 0.0
     blocked: bool = False
 
