@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import product
 from random import Random
 
@@ -62,11 +61,9 @@ def test_linear_equals_quadratic_on_longer_chains(seed):
 
 
 def test_a_hundred_thousand_stages():
-    """Seconds, not minutes: a bound loose enough for any machine, tight enough to catch a quadratic step."""
+    """How long it takes is in benchmarks/solvers.py; a quadratic step would be felt here too."""
     rng = Random(1)
-    chain = chain_of([rng.randint(1, 10**7) for _ in range(100_001)])
-    started = time.perf_counter()
-    result = solve(chain, solver="least-peak")
-    assert result.simulation is not None
+    sizes = [rng.randint(1, 10**7) for _ in range(100_001)]
+    result = solve(chain_of(sizes), solver="least-peak")
+    assert result.notes["model_peak_bytes"] == dynamic_peak(sizes, [0, *result.notes["checkpoints"]])
     assert len(result.schedule) > 200_000
-    assert time.perf_counter() - started < 60
