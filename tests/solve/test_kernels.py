@@ -11,14 +11,15 @@ from random import Random
 
 from elbowroom.problem import problem_from_json
 from elbowroom.solve import METHODS, Options, solve
-from elbowroom.solve.kernels.rows import HAVE_NUMBA
+from elbowroom.solve.kernels.compiling import FOLDER, HAVE_NUMBA, fingerprint
+from elbowroom.solve.kernels.persistent import fill_tile
 from problems import byte_chain, random_chain, random_join
 
 SCRIPT = """
 import json, sys
 from elbowroom.problem import problem_from_json
 from elbowroom.solve import solve
-from elbowroom.solve.kernels.rows import HAVE_NUMBA
+from elbowroom.solve.kernels.compiling import HAVE_NUMBA
 assert not HAVE_NUMBA and "numba" not in sys.modules
 for line in sys.stdin:
     request = json.loads(line)
@@ -68,3 +69,13 @@ def test_numpy_and_numba_agree_bit_for_bit():
             problem_from_json(request["problem"]), request["budget"], request["solver"], slots=request["slots"]
         )
         assert json.loads(answer) == [ours.time, ours.peak_bytes, [op.to_json() for op in ours.schedule]]
+
+
+def test_compiled_code_is_kept_under_the_content_of_all_kernels(tmp_path):
+    """A changed primitive must not leave its callers' old machine code in use."""
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("x = 1\n")
+    before = fingerprint(tmp_path)
+    (tmp_path / "b.py").write_text("x = 2\n")
+    assert fingerprint(tmp_path) != before
+    assert f"kernels-{fingerprint(FOLDER)}" in fill_tile.stats.cache_path

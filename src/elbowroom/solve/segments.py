@@ -14,7 +14,7 @@ import numpy as np
 from elbowroom.problem import Chain
 from elbowroom.schedule import Backward, Forward, Operation
 from elbowroom.schedule.simulation import total
-from elbowroom.solve.kernels.rows import Ints, compiled
+from elbowroom.solve.kernels.segments import segmented_peak
 
 
 def segmented(ends: Sequence[int]) -> tuple[Operation, ...]:
@@ -56,7 +56,7 @@ class Segments:
     def peak(self, ends: Sequence[int]) -> int:
         """What the referee would measure, without running it."""
         return int(
-            _peak(
+            segmented_peak(
                 np.array(ends, dtype=np.int64),
                 self._output,
                 self._gradient,
@@ -65,28 +65,3 @@ class Segments:
                 self._over_b,
             )
         )
-
-
-@compiled
-def _peak(ends: Ints, output: Ints, gradient: Ints, saved: Ints, over_f: Ints, over_b: Ints) -> int:
-    n = len(output) - 1
-    peak = 0
-    held = output[0]  # inputs of the segments so far
-    start = 1
-    for i in range(len(ends) - 1):  # the forward pass, without saving
-        for stage in range(start, ends[i] + 1):
-            own_input = output[stage - 1] if stage > start else 0
-            peak = max(peak, held + own_input + output[stage] + over_f[stage] + gradient[n])
-        held += output[ends[i]]
-        start = ends[i] + 1
-    for i in range(len(ends) - 1, -1, -1):  # each segment: save all, then backward
-        start = ends[i - 1] + 1 if i > 0 else 1
-        inside = 0
-        for stage in range(start, ends[i] + 1):
-            inside += saved[stage]
-            peak = max(peak, held + inside + over_f[stage] + gradient[ends[i]])
-        for stage in range(ends[i], start - 1, -1):
-            peak = max(peak, held + inside + gradient[stage] + gradient[stage - 1] + over_b[stage])
-            inside -= saved[stage]
-        held -= output[start - 1]
-    return peak

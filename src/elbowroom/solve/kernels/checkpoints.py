@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from elbowroom.solve.kernels.rows import Ints, compiled
+from elbowroom.solve.kernels.compiling import compiled
+from elbowroom.solve.kernels.rows import Ints
 
 
 @compiled

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from elbowroom.problem import Chain
-from elbowroom.solve.kernels.rows import Floats, Ints, compiled, slots_of
+from elbowroom.solve.kernels.compiling import compiled
+from elbowroom.solve.kernels.rows import Floats, Ints, slots_of
 
 
 class Costs(NamedTuple):

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from elbowroom.solve.kernels.compiling import compiled
 from elbowroom.solve.kernels.costs import Costs, need_all, need_step, slots_up
-from elbowroom.solve.kernels.rows import Floats, Ints, compiled, end_above, first_finite, relax, relax_one
+from elbowroom.solve.kernels.rows import Floats, Ints, end_above, first_finite, relax, relax_one
 
 
 @compiled

@@ -16,17 +16,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from elbowroom.solve.kernels.compiling import compiled
 from elbowroom.solve.kernels.costs import Costs, need_all, slots_up
-from elbowroom.solve.kernels.rows import (
-    Floats,
-    Ints,
-    compiled,
-    end_above,
-    first_finite,
-    least_of_largest,
-    relax,
-    relax_one,
-)
+from elbowroom.solve.kernels.rows import Floats, Ints, end_above, first_finite, least_of_largest, relax, relax_one
 
 TILE = 24
 

@@ -1,4 +1,4 @@
-"""Primitives on rows, and the switch between numba and numpy.
+"""Primitives on rows, in numba or in numpy.
 
 A row holds the least time of one subproblem for every amount of memory, from 0 slots up. It never rises: infinite
 where nothing fits, then falling. Every kernel is written once, in terms of these primitives; with numba both are
@@ -8,37 +8,15 @@ operation for operation, so the answers are the same bit for bit.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 import numpy as np
 from numpy.typing import NDArray
 
-F = TypeVar("F", bound=Callable[..., Any])
+from elbowroom.solve.kernels.compiling import HAVE_NUMBA, compiled
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-
-def _numba_wanted() -> bool:
-    if os.environ.get("ELBOWROOM_NUMBA", "1") == "0":
-        return False
-    try:
-        import numba  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-HAVE_NUMBA = _numba_wanted()
-
 if HAVE_NUMBA:
-    from numba import njit
-
-    def compiled(function: F) -> F:
-        """Compile to machine code on first use and keep the result on disk."""
-        return njit(cache=True, nogil=True)(function)  # type: ignore[no-any-return]
-
     # The loops run over views that start at 0: indices that cannot be negative let the compiler vectorize.
 
     @compiled
@@ -78,9 +56,6 @@ if HAVE_NUMBA:
         return len(row)
 
 else:
-
-    def compiled(function: F) -> F:
-        return function
 
     def relax(best: Floats, left: Floats, right: Floats, shift: int, start: int, stop: int, cost: float) -> None:
         if stop > start:
