@@ -94,6 +94,15 @@ def test_coarse_slots_still_keep_the_budget():
                     check(chain, solve(chain, budget, name, slots=slots), budget)
 
 
+def test_slots_beyond_what_fits_are_refused_unless_none_is_needed():
+    with pytest.raises(InputError, match=r"^slots: 100000 for 300 stages need a table"):
+        solve(byte_chain(Random(3), 300), 10**10, "persistent", slots=100_000)
+    small = random_chain(Random(3), 300)
+    floor = least(small, "persistent")
+    assert solve(small, floor + 50, "persistent", slots=10**9).status is Status.OPTIMAL
+    check(small, solve(small, 10**9, "persistent"), 10**9)
+
+
 def test_finer_slots_are_no_slower():
     chain = byte_chain(Random(5), 15)
     budget = least(chain, "persistent") * 3 // 2

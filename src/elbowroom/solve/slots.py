@@ -66,12 +66,14 @@ def most_slots(chain: Chain, rows: float) -> int:
 def divide(chain: Chain, budget: int, asked: int | None, rows: float, steps: float) -> Division:
     """Cut a budget for a table of so many `rows`, each slot of which takes so many `steps` to fill."""
     most, common = most_slots(chain, rows), _common_divisor(chain)
-    wanted = asked if asked is not None else min(most, max(CUSTOMARY, min(MOST, int(WORK / steps))))
+    if asked is not None and most < min(asked, budget // common):
+        need = format_bytes(8.0 * rows * min(asked, budget // common))
+        raise InputError("slots", f"{asked} for {len(chain)} stages need a table of {need}; at most {most} fit")
+    wanted = min(most, asked if asked is not None else max(CUSTOMARY, min(MOST, int(WORK / steps))))
     unit = common if budget // common <= wanted else max(1, budget // wanted)
+    if budget // unit > most:  # a slot is a whole number of bytes: of small budgets there may be twice the slots
+        unit = -(-budget // most)
     slots, exact = budget // unit, common % unit == 0
-    if slots > 2 * most:  # a unit is a whole number of bytes, so there may be up to twice the slots asked for
-        need = format_bytes(8.0 * rows * slots)
-        raise InputError("slots", f"{slots} for {len(chain)} stages need a table of {need}; at most {most} fit")
     # A stored value loses half a slot on average, and at most one per stage is stored.
     spare = 0 if exact else min(slots // 8, len(chain) // 2 + 1)
     return Division(unit, slots, exact, spare)
