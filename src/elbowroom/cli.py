@@ -103,14 +103,10 @@ def simulate_command(
             return refusal
 
     def show_answer(request: Request, answered: Simulation | InvalidSchedule) -> None:
-        if isinstance(answered, InvalidSchedule):
-            verdict = {"valid": False, "reason": str(answered)}
-            if as_json:
-                _print_json(verdict, request.id)
-            else:
-                Console().print(f"invalid: {answered}", markup=False, highlight=False)
-        elif as_json:
+        if as_json:
             _print_json(answered.to_json(), request.id)
+        elif isinstance(answered, InvalidSchedule):
+            Console().print(f"invalid: {answered}", markup=False, highlight=False)
         else:
             Console().print(simulation_table(request.problem, answered))
             _print_picture(request, answered, _first(request.budget, shared_budget))
@@ -187,8 +183,7 @@ def _each(file: str, answer: Callable[[Request], Any], show_answer: Callable[[Re
         except InputError as error:
             print(json.dumps({"error": _one_line(str(error))}), flush=True)
             continue
-        report = {"valid": False, "reason": str(answered)} if isinstance(answered, InvalidSchedule) else None
-        _print_json(report or answered.to_json(), request.id)
+        _print_json(answered.to_json(), request.id)
 
 
 def _list_methods(as_json: bool) -> None:

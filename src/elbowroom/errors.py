@@ -20,6 +20,9 @@ class InvalidSchedule(ElbowroomError):
         super().__init__(reason)
         self.index = index
 
+    def to_json(self) -> dict[str, object]:
+        return {"valid": False, "reason": str(self)}
+
 
 class SolverBug(ElbowroomError):
     """A method returned a schedule that the referee does not confirm: a defect of ours, never of the user's."""

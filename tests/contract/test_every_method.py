@@ -84,6 +84,13 @@ def test_chains_in_bytes_keep_their_budget(name):
         assert not solve(chain, floor - 1, name).feasible
 
 
+def test_auto_takes_the_optimum_however_many_slots_are_asked_for():
+    """Slots beyond the bytes there are cost nothing, so they must not drive auto to a lesser method."""
+    chain = random_chain(Random(1), 9)
+    budget = least(chain, "floating") + 1
+    assert solve(chain, budget, slots=10**9).solver == "floating"
+
+
 def test_coarse_slots_still_keep_the_budget():
     chain = byte_chain(Random(3), 12)
     floor = least(chain, "persistent")

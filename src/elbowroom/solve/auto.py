@@ -11,7 +11,7 @@ from elbowroom.solve.method import Method, Options
 from elbowroom.solve.persistent import Persistent
 from elbowroom.solve.persistent import row_count as persistent_rows
 from elbowroom.solve.sequential import Sequential
-from elbowroom.solve.slots import CUSTOMARY, FEWEST, TABLE_BYTES
+from elbowroom.solve.slots import CUSTOMARY, FEWEST, TABLE_BYTES, useful_bytes
 from elbowroom.solve.store_all import StoreAll
 
 AUTO = "auto"
@@ -36,10 +36,10 @@ def _for_chain(chain: Chain, budget: int, options: Options) -> tuple[Method, str
     everything = StoreAll()
     if everything.least_budget(chain, options) <= budget and not any(s.alternatives for s in chain.stages):
         return everything, "it all fits, so nothing needs recomputing"
-    n, slots = len(chain), options.slots or CUSTOMARY
+    n, slots = len(chain), min(options.slots or CUSTOMARY, budget, useful_bytes(chain))
     if work(n) * slots <= _PATIENCE and 8 * row_count(n) * slots <= TABLE_BYTES / 3:
         return Floating(), f"{n} stages are few enough for the true optimum"
-    if 9 * persistent_rows(n) * (options.slots or FEWEST) <= TABLE_BYTES:
+    if 9 * persistent_rows(n) * FEWEST <= TABLE_BYTES:
         return Persistent(), f"{n} stages are too many for 'floating', which would rarely be faster"
     return Sequential(), f"{n} stages are too many for any dynamic program over memory"
 
