@@ -30,116 +30,27 @@ def least_time_chain(chain: Chain, budget: int, *, persistent: bool = False) -> 
             time_f[i, w], time_b[i, w] = way.forward_time, way.backward_time
     a = np.array([chain.input_bytes, *(s.output_bytes for s in chain.stages)], dtype=np.int64)
     d = np.array([chain.input_gradient_bytes, *(s.gradient_bytes for s in chain.stages)], dtype=np.int64)
-    search = _search_persistent if persistent else _search
-    best = search(n, ways, budget, a, d, saved, over_f, over_b, time_f, time_b)
+    best = _search(persistent, n, ways, budget, a, d, saved, over_f, over_b, time_f, time_b)
     return float("inf") if best >= INF else float(best)
 
 
-# A state is (gradient position, which activations are stored alone, which stages have a saved set and how):
-# index = (g · 2^(n+1) + plain) · (ways+1)^n + saved digits, digit 0 meaning "no saved set".
+# A state is (gradient position, which activations are stored alone, which stages have a saved set and how, the tip):
+# index = ((g · 2^(n+1) + plain) · (ways+1)^n + saved digits) · tips + tip, digit 0 meaning "no saved set".
+#
+# In a persistent schedule the newest activation, the tip, is free until something else is done; from then on it is
+# saved and stays until its backward, and nothing is ever dropped (tip n + 1: none). Other schedules need no tip.
 
 
 @njit(cache=True)
-def _search(n, ways, budget, a, d, saved, over_f, over_b, time_f, time_b):
+def _search(persistent, n, ways, budget, a, d, saved, over_f, over_b, time_f, time_b):
     base = ways + 1
     digits = base**n
     plains = 2 ** (n + 1)
-    dist = np.full((n + 1) * plains * digits, INF, dtype=np.int64)
-    queue = np.empty(4_000_000, dtype=np.int64)
-    queued = np.zeros(dist.size, dtype=np.bool_)
-    start = (n * plains + 1) * digits
-    dist[start] = 0
-    head, tail, size = 0, 1, 1
-    queue[0] = start
-    queued[start] = True
-    best = INF
-    new = np.empty(200, dtype=np.int64)
-    new_cost = np.empty(200, dtype=np.int64)
-    way_of = np.zeros(n + 2, dtype=np.int64)
-    while size:
-        state = queue[head]
-        head = (head + 1) % queue.size
-        size -= 1
-        queued[state] = False
-        cost = dist[state]
-        code = state % digits
-        plain = (state // digits) % plains
-        g = state // digits // plains
-        if g == 0:
-            best = min(best, cost)
-            continue
-        stored = d[g]
-        rest = code
-        for i in range(1, n + 1):
-            way_of[i] = rest % base
-            rest //= base
-            if way_of[i]:
-                stored += saved[i, way_of[i] - 1]
-        for i in range(n + 1):
-            if plain >> i & 1:
-                stored += a[i]
-        count = 0
-        power = 1
-        for i in range(1, n + 1):
-            has_input = plain >> (i - 1) & 1 or (i > 1 and way_of[i - 1] > 0)
-            has_output = plain >> i & 1 or way_of[i] > 0
-            if has_input and i <= g and way_of[i] == 0:
-                if not has_output and stored + a[i] + over_f[i, 0] <= budget:  # keep the input
-                    new[count] = (g * plains + (plain | 1 << i)) * digits + code
-                    new_cost[count] = cost + time_f[i, 0]
-                    count += 1
-                    if plain >> (i - 1) & 1:  # let the input go
-                        new[count] = (g * plains + (plain | 1 << i) - (1 << (i - 1))) * digits + code
-                        new_cost[count] = cost + time_f[i, 0]
-                        count += 1
-                for w in range(ways):
-                    if saved[i, w] < INF and stored + saved[i, w] + over_f[i, w] <= budget:
-                        without = plain & ~(1 << i)
-                        new[count] = (g * plains + without) * digits + code + (w + 1) * power
-                        new_cost[count] = cost + time_f[i, w]
-                        count += 1
-            if i == g and has_input and way_of[i] > 0:
-                w = way_of[i] - 1
-                if stored + d[i - 1] + over_b[i, w] <= budget:
-                    kept = plain & ~(1 << i) & ~(1 << (i - 1))
-                    new[count] = ((g - 1) * plains + kept) * digits + code - way_of[i] * power
-                    new_cost[count] = cost + time_b[i, w]
-                    count += 1
-            if way_of[i] > 0 and not (i < n and way_of[i + 1] > 0 and not (plain >> i & 1)):
-                new[count] = (g * plains + plain) * digits + code - way_of[i] * power  # drop a saved set
-                new_cost[count] = cost
-                count += 1
-            power *= base
-        for i in range(n + 1):
-            if plain >> i & 1 and not (i < n and way_of[i + 1] > 0):  # drop an activation nothing saved needs
-                new[count] = (g * plains + plain - (1 << i)) * digits + code
-                new_cost[count] = cost
-                count += 1
-        for k in range(count):
-            if new_cost[k] < dist[new[k]] and new_cost[k] < best:
-                dist[new[k]] = new_cost[k]
-                if not queued[new[k]]:
-                    queued[new[k]] = True
-                    queue[tail] = new[k]
-                    tail = (tail + 1) % queue.size
-                    size += 1
-    return best
-
-
-# Persistent schedules: the newest activation (the tip) is free until something else is done; from then on it is
-# saved and stays until its backward. The state gains the tip's position (n + 1: none); nothing is ever dropped.
-
-
-@njit(cache=True)
-def _search_persistent(n, ways, budget, a, d, saved, over_f, over_b, time_f, time_b):
-    base = ways + 1
-    digits = base**n
-    plains = 2 ** (n + 1)
-    tips = n + 2
+    tips, no_tip = (n + 2, n + 1) if persistent else (1, 0)
     dist = np.full((n + 1) * plains * digits * tips, INF, dtype=np.int64)
     queue = np.empty(4_000_000, dtype=np.int64)
     queued = np.zeros(dist.size, dtype=np.bool_)
-    start = ((n * plains + 1) * digits) * tips + n + 1
+    start = (n * plains + 1) * digits * tips + no_tip
     dist[start] = 0
     head, tail, size = 0, 1, 1
     queue[0] = start
@@ -175,28 +86,41 @@ def _search_persistent(n, ways, budget, a, d, saved, over_f, over_b, time_f, tim
         for i in range(1, n + 1):
             has_input = plain >> (i - 1) & 1 or (i > 1 and way_of[i - 1] > 0)
             if has_input and i <= g and way_of[i] == 0:
-                if not plain >> i & 1 and stored + a[i] + over_f[i, 0] <= budget:
-                    new[count] = ((g * plains + (plain | 1 << i)) * digits + code) * tips + i
+                if not plain >> i & 1 and stored + a[i] + over_f[i, 0] <= budget:  # keep the input
+                    new_tip = i if persistent else no_tip
+                    new[count] = ((g * plains + (plain | 1 << i)) * digits + code) * tips + new_tip
                     new_cost[count] = cost + time_f[i, 0]
                     count += 1
-                    if tip == i - 1:  # walking on: the tip was never saved
-                        new[count] = ((g * plains + (plain | 1 << i) - (1 << tip)) * digits + code) * tips + i
+                    if tip == i - 1 if persistent else plain >> (i - 1) & 1:  # let the input go
+                        without = (plain | 1 << i) - (1 << (i - 1))
+                        new[count] = ((g * plains + without) * digits + code) * tips + new_tip
                         new_cost[count] = cost + time_f[i, 0]
                         count += 1
                 for w in range(ways):
                     if saved[i, w] < INF and stored + saved[i, w] + over_f[i, w] <= budget:
                         without = plain & ~(1 << i)
-                        new[count] = ((g * plains + without) * digits + code + (w + 1) * power) * tips + n + 1
+                        new[count] = ((g * plains + without) * digits + code + (w + 1) * power) * tips + no_tip
                         new_cost[count] = cost + time_f[i, w]
                         count += 1
             if i == g and has_input and way_of[i] > 0:
                 w = way_of[i] - 1
                 if stored + d[i - 1] + over_b[i, w] <= budget:
                     kept = plain & ~(1 << i) & ~(1 << (i - 1))
-                    new[count] = (((g - 1) * plains + kept) * digits + code - way_of[i] * power) * tips + n + 1
+                    new[count] = (((g - 1) * plains + kept) * digits + code - way_of[i] * power) * tips + no_tip
                     new_cost[count] = cost + time_b[i, w]
                     count += 1
+            needed = i < n and way_of[i + 1] > 0 and not plain >> i & 1
+            if not persistent and way_of[i] > 0 and not needed:  # drop a saved set
+                new[count] = ((g * plains + plain) * digits + code - way_of[i] * power) * tips + no_tip
+                new_cost[count] = cost
+                count += 1
             power *= base
+        for i in range(n + 1):
+            needed = i < n and way_of[i + 1] > 0
+            if not persistent and plain >> i & 1 and not needed:  # drop an activation nothing saved needs
+                new[count] = ((g * plains + plain - (1 << i)) * digits + code) * tips + no_tip
+                new_cost[count] = cost
+                count += 1
         for k in range(count):
             if new_cost[k] < dist[new[k]] and new_cost[k] < best:
                 dist[new[k]] = new_cost[k]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import partial
 from random import Random
 
 import pytest
@@ -47,6 +48,8 @@ OPTIONAL = {"name", "alternatives", "schedule"}
 NEGATIVE = [-1, -0.5, -(10**30), -1e300]
 HUGE = [10**30, 2**64, 1e300, 10**400]
 NOT_FINITE = [float("nan"), float("inf"), float("-inf")]
+NESTED = json.loads("[" * 900 + "]" * 900)
+MISSING = object()
 WRONG = [None, "text", "", [], {}, [1, 2, 3, 4, 5, 6, 7], {"a": 1}, "1"]
 
 
@@ -58,62 +61,42 @@ def paths(value, path=()):
         yield from paths(inner, (*path, key))
 
 
-def replaced(document, path, new):
-    changed = copy.deepcopy(document)
-    place = changed
+def changed(document, path, change):
+    """A copy in which `change(container, key)` was done to the place that a path names."""
+    document = copy.deepcopy(document)
+    place = document
     for key in path[:-1]:
         place = place[key]
-    place[path[-1]] = new
-    return changed
-
-
-def removed(document, path):
-    changed = copy.deepcopy(document)
-    place = changed
-    for key in path[:-1]:
-        place = place[key]
-    del place[path[-1]]
-    return changed
-
-
-def nested(depth):
-    return json.loads("[" * 900 + "]" * 900) if depth else {}
-
-
-def is_number(value):
-    return isinstance(value, int | float)
+    change(place, path[-1])
+    return document
 
 
 def mutate(rng, kind):
-    """A damaged document and the field that must be named (None: any)."""
+    """A damaged document and the place whose field must be named."""
     document = PROBLEMS[kind]
     places = [(p, v) for p, v in paths(document) if p]
-    numbers = [p for p, v in places if is_number(v)]
-    fields = [p for p, v in places if isinstance(p[-1], str) and p[-1] not in OPTIONAL]
-    required = [p for p in fields if "alternatives" not in p]
+    numbers = [p for p, v in places if isinstance(v, int | float)]
     sizes = [p for p in numbers if p[0] != "schedule"]  # a stage that does not exist is an answer, not bad input
-    damage = rng.choice(["missing", "negative", "not finite", "huge", "wrong type", "nested", "unknown"])
-    if damage == "missing":
-        path = rng.choice(required)
-        return removed(document, path), path
-    if damage == "negative":
-        path = rng.choice(sizes)
-        return replaced(document, path, rng.choice(NEGATIVE)), path
-    if damage == "not finite":
-        path = rng.choice(numbers)
-        return replaced(document, path, rng.choice(NOT_FINITE)), path
-    if damage == "huge":
-        path = rng.choice(sizes)
-        return replaced(document, path, rng.choice(HUGE)), path
-    if damage == "wrong type":
-        path = rng.choice(numbers)
-        return replaced(document, path, rng.choice(WRONG)), path
-    if damage == "nested":
-        path = rng.choice([p for p, _ in places])
-        return replaced(document, path, nested(1)), path
+    required = [p for p, _ in places if isinstance(p[-1], str) and p[-1] not in OPTIONAL and "alternatives" not in p]
     objects = [p for p, v in places if isinstance(v, dict)] or [()]
-    path = rng.choice(objects)
-    return replaced(document, (*path, "colour"), "red"), (*path, "colour")
+    where, what = rng.choice(
+        [
+            (required, [MISSING]),
+            (sizes, NEGATIVE),
+            (numbers, NOT_FINITE),
+            (sizes, HUGE),
+            (numbers, WRONG),
+            ([p for p, _ in places], [NESTED]),
+            ([(*p, "colour") for p in objects], ["red"]),
+        ]
+    )
+    path, new = rng.choice(where), rng.choice(what)
+    change = dict.pop if new is MISSING else partial(_put, new)
+    return changed(document, path, change), path
+
+
+def _put(new, place, key):
+    place[key] = new
 
 
 def names_culprit(message, path):

@@ -18,9 +18,9 @@ from rich.console import Console
 from elbowroom import __version__
 from elbowroom.errors import ElbowroomError, InputError, InvalidSchedule
 from elbowroom.files import Request, parse_request, read_text, split_documents
-from elbowroom.problem import Platform
+from elbowroom.problem import KINDS, Platform
 from elbowroom.report.demo import demo_json, demo_panels, run_demo, show_demo
-from elbowroom.report.picture import memory_picture, save_plot
+from elbowroom.report.picture import print_picture, save_plot
 from elbowroom.report.progress import progress_bar
 from elbowroom.report.tables import memory_unit, methods_table, result_table, simulation_table
 from elbowroom.schedule import Simulation, simulate
@@ -52,7 +52,7 @@ def solve_command(
         return
     if file is None:
         raise InputError("FILE", "missing; give a problem file, or - for standard input")
-    shared_budget = None if budget is None else parse_bytes(_number_or_text(budget))
+    shared_budget = None if budget is None else parse_bytes(budget)
 
     def answer(request: Request) -> Result:
         name = request.solver or solver or AUTO
@@ -72,7 +72,7 @@ def solve_command(
         else:
             Console().print(result_table(request.problem, result))
             if result.simulation is not None:
-                _print_picture(request, result.simulation, result.budget)
+                print_picture(Console(), result.simulation, result.budget, memory_unit(request.problem))
         if not result.feasible:
             raise typer.Exit(INFEASIBLE)
 
@@ -89,7 +89,7 @@ def simulate_command(
     """Let the referee run the schedule that a problem file carries."""
     if file is None:
         raise InputError("FILE", "missing; give a problem file with a schedule, or - for standard input")
-    shared_budget = None if budget is None else parse_bytes(_number_or_text(budget))
+    shared_budget = None if budget is None else parse_bytes(budget)
     shared_platform = Platform(bandwidth)
 
     def answer(request: Request) -> Simulation | InvalidSchedule:
@@ -109,7 +109,8 @@ def simulate_command(
             Console().print(f"invalid: {answered}", markup=False, highlight=False)
         else:
             Console().print(simulation_table(request.problem, answered))
-            _print_picture(request, answered, _first(request.budget, shared_budget))
+            limit = _first(request.budget, shared_budget)
+            print_picture(Console(), answered, limit, memory_unit(request.problem))
 
     _each(file, answer, show_answer)
 
@@ -190,7 +191,7 @@ def _list_methods(as_json: bool) -> None:
     if not as_json:
         Console().print(methods_table())
         return
-    entries = [{"name": AUTO, "kinds": ["chain", "join", "graph"], "exact": False, "summary": SUMMARY}]
+    entries = [{"name": AUTO, "kinds": list(KINDS), "exact": False, "summary": SUMMARY}]
     for method in METHODS.values():
         entries.append(
             {
@@ -203,21 +204,10 @@ def _list_methods(as_json: bool) -> None:
     print(json.dumps(entries))
 
 
-def _print_picture(request: Request, simulation: Simulation, budget: int | None) -> None:
-    unit = memory_unit(request.problem)
-    width = max(20, min(100, Console().width - 14))
-    picture = memory_picture(simulation, budget=budget, width=width, unit=unit)
-    Console().print(picture, markup=False, highlight=False)
-
-
 def _print_json(report: dict[str, Any], identifier: Any) -> None:
     if identifier is not None:
         report = {"id": identifier, **report}
     print(json.dumps(report, allow_nan=False), flush=True)
-
-
-def _number_or_text(value: str) -> int | str:
-    return int(value) if value.isascii() and value.isdigit() and len(value) < 30 else value
 
 
 def _first(value: Any, otherwise: Any) -> Any:

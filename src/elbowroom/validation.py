@@ -90,9 +90,7 @@ def as_count(value: Any, field: str) -> int:
 
 
 def as_flag(value: Any, field: str) -> int:
-    if isinstance(value, bool):
-        return int(value)
-    if isinstance(value, int) and value in (0, 1):
+    if isinstance(value, int) and value in (0, 1):  # true and false are 1 and 0
         return int(value)
     raise InputError(field, f"must be 0 or 1, not {kind_of_value(value)}")
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from elbowroom.networks import ACCELERATOR, NOTE, gpt, resnet101
 from elbowroom.problem import Chain
-from elbowroom.report.picture import memory_picture
+from elbowroom.report.picture import print_picture
 from elbowroom.schedule import Simulation
 from elbowroom.solve import Progress, Result, solve
 from elbowroom.units import format_bytes, format_seconds
@@ -57,8 +57,7 @@ def show_demo(demos: list[Demo], console: Console) -> None:
         best = demo.results["persistent", PICTURED]
         if best.simulation is not None:
             console.print(f"memory over the step, persistent within {PICTURED} %:", highlight=False)
-            picture = memory_picture(best.simulation, budget=best.budget, width=max(20, min(100, console.width - 14)))
-            console.print(picture, markup=False, highlight=False)
+            print_picture(console, best.simulation, best.budget)
         console.print()
     console.print(
         f"Each cell: time and peak, relative to saving everything. {NOTE.capitalize()} ({ACCELERATOR.name}); "

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from elbowroom.errors import InputError
 from elbowroom.schedule import Simulation, Span
 from elbowroom.units import format_bytes
@@ -33,6 +35,13 @@ def memory_picture(
     limit = "" if budget is None else f" of {_amount(budget, unit)}"
     rows.append(f"{'':>12}forward → backward, {peak}{limit}")
     return "\n".join(rows)
+
+
+def print_picture(console: Console, simulation: Simulation, budget: int | None, unit: str = "bytes") -> None:
+    """The chart, as wide as the terminal allows."""
+    width = max(20, min(100, console.width - 14))
+    picture = memory_picture(simulation, budget=budget, width=width, unit=unit)
+    console.print(picture, markup=False, highlight=False)
 
 
 def columns(spans: Sequence[Span], width: int) -> list[int]:

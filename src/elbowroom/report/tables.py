@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from elbowroom.problem import Chain, Join, Problem
-from elbowroom.schedule import Forward, Simulation, show
+from elbowroom.problem import KINDS, Chain, Join, Problem
+from elbowroom.schedule import Simulation, show
 from elbowroom.solve import AUTO, METHODS, Result
 from elbowroom.solve.auto import SUMMARY
 from elbowroom.units import format_bytes
@@ -42,7 +42,7 @@ def simulation_table(problem: Problem, simulation: Simulation) -> Table:
 
 def methods_table() -> Table:
     table = Table("method", "takes", "exact", "what it does", box=None, pad_edge=False)
-    table.add_row(AUTO, "chain, join, graph", "", SUMMARY)
+    table.add_row(AUTO, ", ".join(KINDS), "", SUMMARY)
     for method in METHODS.values():
         table.add_row(method.name, ", ".join(method.kinds), "yes" if method.exact else "", method.summary)
     return table
@@ -59,9 +59,8 @@ def _add_simulation(table: Table, problem: Problem, simulation: Simulation) -> N
         if without:
             table.add_row("", f"{simulation.time / without:.3f} × the time without recomputation")
     table.add_row("peak", f"{_memory(problem, simulation.peak_bytes)}, during {show(simulation.peak_operation)}")
-    again = sum(count - 1 for count in simulation.forwards.values())
-    forwards = sum(isinstance(op, Forward) for op in simulation.schedule)
-    table.add_row("forwards", f"{forwards}, {again} of them again")
+    forwards = simulation.forwards.total()
+    table.add_row("forwards", f"{forwards}, {simulation.recomputed_forwards} of them again")
 
 
 def _facts() -> Table:

@@ -23,9 +23,8 @@ from elbowroom.schedule.operations import (
     Operation,
     Prefetch,
     Schedule,
-    show,
 )
-from elbowroom.schedule.simulation import Simulation, Span, total
+from elbowroom.schedule.simulation import Simulation, Span, refusal, total
 
 Key = tuple[str, int]  # ("plain", ℓ) is aℓ on its own, ("saved", ℓ) is āℓ
 
@@ -135,7 +134,7 @@ class _Machine:
         self._settle()
 
     def _discard(self, at: int, operation: Discard) -> None:
-        self._check_at_rest(("saved", at) if operation.what == "all" else ("plain", at - 1))
+        self._check_at_rest(_key_of(operation))
         if operation.what == "input":
             if ("plain", at - 1) not in self.device and ("plain", at - 1) not in self.host:
                 raise self._refuse(f"the input of stage {at} is not stored on its own")
@@ -151,7 +150,7 @@ class _Machine:
         self._settle()
 
     def _offload(self, at: int, operation: Offload) -> None:
-        key = self._key(at, operation.what)
+        key = self._movable(at, operation)
         if self.link is None:
             raise self._refuse("there is no host link; give the platform a bandwidth")
         if key not in self.device or key in self.leaving or key in self.incoming:
@@ -161,7 +160,7 @@ class _Machine:
         self._settle()
 
     def _prefetch(self, at: int, operation: Prefetch) -> None:
-        key = self._key(at, operation.what)
+        key = self._movable(at, operation)
         if self.link is None:
             raise self._refuse("there is no host link; give the platform a bandwidth")
         if key in self.incoming:
@@ -260,13 +259,13 @@ class _Machine:
                     return key
         raise self._refuse(f"the input of stage {at} is not in memory")
 
-    def _key(self, at: int, what: str) -> Key:
-        if what == "all":
-            return "saved", at
-        saved_only = ("plain", at - 1) not in self.device and ("plain", at - 1) not in self.host
-        if saved_only and (("saved", at - 1) in self.device or ("saved", at - 1) in self.host):
+    def _movable(self, at: int, operation: Offload | Prefetch) -> Key:
+        """What an operation moves: not an input that exists only inside the saved set before it."""
+        key, inside = _key_of(operation), ("saved", at - 1)
+        alone = operation.what == "all" or key in self.device or key in self.host
+        if not alone and (inside in self.device or inside in self.host):
             raise self._refuse(f"the input of stage {at} is part of stage {at - 1}'s saved set; move that")
-        return "plain", at - 1
+        return key
 
     def _fits(self, size: int) -> bool:
         return self.budget is None or self.stored + self.transient + size <= self.budget
@@ -303,8 +302,7 @@ class _Machine:
             self.span_start = time
 
     def _refuse(self, reason: str) -> InvalidSchedule:
-        what = f"operation {self.index} ({show(self.schedule[self.index])})"
-        return InvalidSchedule(f"{what}: {reason}", self.index)
+        return refusal(self.schedule, self.index, reason)
 
 
 def _last_readers(schedule: Schedule) -> dict[int, int]:
@@ -316,9 +314,9 @@ def _last_readers(schedule: Schedule) -> dict[int, int]:
         if not isinstance(at, int):
             continue
         if isinstance(op, Offload):
-            pending[("saved", at) if op.what == "all" else ("plain", at - 1)] = index
+            pending[_key_of(op)] = index
         elif isinstance(op, Prefetch):
-            pending.pop(("saved", at) if op.what == "all" else ("plain", at - 1), None)
+            pending.pop(_key_of(op), None)
         elif isinstance(op, Forward | Backward):
             reads: list[Key] = [("plain", at - 1), ("saved", at - 1)]
             if isinstance(op, Backward):
@@ -327,6 +325,12 @@ def _last_readers(schedule: Schedule) -> dict[int, int]:
                 if key in pending:
                     last[pending[key]] = index
     return last
+
+
+def _key_of(operation: Discard | Offload | Prefetch) -> Key:
+    """The value that an operation names: a stage's saved set, or its input, which is the output before it."""
+    assert isinstance(operation.at, int)
+    return ("saved", operation.at) if operation.what == "all" else ("plain", operation.at - 1)
 
 
 def _describe(key: Key) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from elbowroom.errors import InvalidSchedule
 from elbowroom.problem import Graph
-from elbowroom.schedule.operations import Backward, Discard, Forward, Operation, Schedule, show
-from elbowroom.schedule.simulation import Simulation, Span, total
+from elbowroom.schedule.operations import Backward, Discard, Forward, Operation, Schedule
+from elbowroom.schedule.simulation import Simulation, Span, refusal, total
 
 
 def simulate_graph(graph: Graph, schedule: Schedule, budget: int | None = None) -> Simulation:
@@ -104,5 +104,4 @@ class _Machine:
         self.now += duration
 
     def _refuse(self, reason: str) -> InvalidSchedule:
-        what = f"operation {self.index} ({show(self.schedule[self.index])})"
-        return InvalidSchedule(f"{what}: {reason}", self.index)
+        return refusal(self.schedule, self.index, reason)

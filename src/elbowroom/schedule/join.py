@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from elbowroom.errors import InvalidSchedule
 from elbowroom.problem import Join
-from elbowroom.schedule.operations import Backward, Discard, Forward, Loss, Operation, Schedule, show
-from elbowroom.schedule.simulation import Simulation, Span, total
+from elbowroom.schedule.operations import Backward, Discard, Forward, Loss, Operation, Schedule
+from elbowroom.schedule.simulation import Simulation, Span, refusal, total
 
 
 def simulate_join(join: Join, schedule: Schedule, budget: int | None = None) -> Simulation:
@@ -125,5 +125,4 @@ class _Machine:
         return branch - 1, step
 
     def _refuse(self, reason: str) -> InvalidSchedule:
-        what = f"operation {self.index} ({show(self.schedule[self.index])})"
-        return InvalidSchedule(f"{what}: {reason}", self.index)
+        return refusal(self.schedule, self.index, reason)

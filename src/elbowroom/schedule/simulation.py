@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from elbowroom.errors import InvalidSchedule
 from elbowroom.schedule.operations import Forward, Operation, Position, Schedule, show
 
 
@@ -45,6 +46,11 @@ class Simulation:
         """How often each forward ran."""
         return Counter(op.at for op in self.schedule if isinstance(op, Forward))
 
+    @property
+    def recomputed_forwards(self) -> int:
+        """How many forwards ran again."""
+        return sum(count - 1 for count in self.forwards.values())
+
     def to_json(self) -> dict[str, Any]:
         report: dict[str, Any] = {
             "valid": True,
@@ -56,6 +62,11 @@ class Simulation:
         if self.link_time:
             report |= {"stall_time": self.stall_time, "link_time": self.link_time}
         return report
+
+
+def refusal(schedule: Schedule, index: int, reason: str) -> InvalidSchedule:
+    """The referee's refusal of one operation, which it names."""
+    return InvalidSchedule(f"operation {index} ({show(schedule[index])}): {reason}", index)
 
 
 def total(durations: Iterable[float]) -> float:

@@ -113,7 +113,7 @@ class Result:
             **common,
             "time": self.time,
             "peak_bytes": self.peak_bytes,
-            "recomputed_forwards": sum(count - 1 for count in self.simulation.forwards.values()),
+            "recomputed_forwards": self.simulation.recomputed_forwards,
             **self.notes,
             "solve_seconds": round(self.seconds, 6),
             "schedule": schedule_to_json(self.schedule),

@@ -7,7 +7,7 @@ from typing import final
 from elbowroom.problem import Chain, Join, Problem
 from elbowroom.schedule import Backward, Forward, Loss, Operation, simulate
 from elbowroom.solve.method import Found, Method, Options, Status
-from elbowroom.solve.segments import segmented
+from elbowroom.solve.segments import Segments, segmented
 
 
 @final
@@ -19,6 +19,8 @@ class StoreAll(Method):
     needs_budget = False
 
     def least_budget(self, problem: Problem, options: Options) -> int:
+        if isinstance(problem, Chain):
+            return Segments(problem).peak([len(problem)])
         return simulate(problem, _schedule(problem)).peak_bytes
 
     def find(self, problem: Problem, budget: int, options: Options) -> Found:
