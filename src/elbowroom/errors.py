@@ -26,3 +26,19 @@ class InvalidSchedule(ElbowroomError):
 
 class SolverBug(ElbowroomError):
     """A method returned a schedule that the referee does not confirm: a defect of ours, never of the user's."""
+
+
+class BudgetTooSmall(ElbowroomError):
+    """No plan fits. `least_budget` is the smallest that has one; `largest` are the biggest things in it."""
+
+    def __init__(self, message: str, budget: int, least_budget: int, largest: list[tuple[str, int]]) -> None:
+        super().__init__(message)
+        self.budget, self.least_budget, self.largest = budget, least_budget, largest
+
+
+class Unplanned(ElbowroomError):
+    """Part of a model would run outside the plan, and `strict=True` forbids that."""
+
+
+class Mismatch(ElbowroomError):
+    """The planned step did not compute what plain execution computes. The message names the first difference."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -12,6 +13,7 @@ from elbowroom.schedule import Simulation, Span
 from elbowroom.units import format_bytes
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
+_TIME_MS = "time in the step (ms, estimated)"
 
 
 def memory_picture(
@@ -60,8 +62,31 @@ def columns(spans: Sequence[Span], width: int) -> list[int]:
     return levels
 
 
-def save_plot(panels: Mapping[str, Mapping[str, tuple[Simulation, int | None]]], path: Path) -> None:
-    """One panel per title, one line of memory over time per label, the budgets dashed."""
+Lines = Mapping[str, tuple[Simulation, int | None]]
+
+
+def save_plot(panels: Mapping[str, Lines], path: Path, *, along: str = _TIME_MS, scale: float = 1e3) -> None:
+    """One panel per title, one line of memory over time per label, the budgets dashed.
+
+    `along` names the horizontal axis, in units of which the spans' seconds are `scale`.
+    """
+    pyplot = import_pyplot()
+    figure, axes = pyplot.subplots(len(panels), 1, figsize=(10, 3.6 * len(panels)), squeeze=False)
+    for axis, (title, lines) in zip(axes[:, 0], panels.items(), strict=True):
+        unit, size = _unit(max((run.peak_bytes for run, _ in lines.values()), default=0))
+        for label, (simulation, budget) in lines.items():
+            moments = [t * scale for span in simulation.spans for t in (span.start, span.end)]
+            sizes = [span.bytes / size for span in simulation.spans for _ in (0, 1)]
+            (line,) = axis.plot(moments, sizes, label=label, linewidth=1)
+            if budget is not None:
+                axis.axhline(budget / size, color=line.get_color(), linestyle="--", linewidth=0.8)
+        axis.set(title=title, xlabel=along, ylabel=f"memory ({unit})", ylim=(0, None))
+        axis.legend(fontsize=8)
+    save_figure(figure, path)
+
+
+def import_pyplot() -> Any:
+    """matplotlib without a window, or a sentence about how to get it."""
     try:
         import matplotlib
 
@@ -69,19 +94,22 @@ def save_plot(panels: Mapping[str, Mapping[str, tuple[Simulation, int | None]]],
         from matplotlib import pyplot
     except ImportError:
         raise InputError("--plot", "needs matplotlib: pip install 'elbowroom[plot]'") from None
-    figure, axes = pyplot.subplots(len(panels), 1, figsize=(10, 3.6 * len(panels)), squeeze=False)
-    for axis, (title, lines) in zip(axes[:, 0], panels.items(), strict=True):
-        for label, (simulation, budget) in lines.items():
-            times = [t for span in simulation.spans for t in (span.start, span.end)]
-            sizes = [span.bytes / 2**30 for span in simulation.spans for _ in (0, 1)]
-            (line,) = axis.plot([t * 1e3 for t in times], sizes, label=label, linewidth=1)
-            if budget is not None:
-                axis.axhline(budget / 2**30, color=line.get_color(), linestyle="--", linewidth=0.8)
-        axis.set(title=title, xlabel="time in the step (ms, estimated)", ylabel="memory (GiB)", ylim=(0, None))
-        axis.legend(fontsize=8)
+    return pyplot
+
+
+def save_figure(figure: Any, path: Path) -> None:
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as failure:  # ValueError: an ending that matplotlib does not know
+        raise InputError("--plot", f"{path} cannot be written: {failure}") from None
+    finally:
+        import_pyplot().close(figure)
+
+
+def _unit(most_bytes: float) -> tuple[str, int]:
+    larger = (("GiB", 2**30), ("MiB", 2**20))
+    return next((unit for unit in larger if most_bytes >= unit[1]), ("KiB", 2**10))
 
 
 def _cell(level: int, top: int, row: int, height: int) -> str:

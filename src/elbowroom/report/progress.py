@@ -12,13 +12,17 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from elbowroom.solve.method import Progress as Report
 
 PATIENCE = 2.0
+_drawn: list[Progress] = []
 
 
 @contextmanager
 def progress_bar(what: str, *, patience: float = PATIENCE) -> Iterator[Report]:
-    """Yields the function to call with the part done. The bar appears once patience runs out."""
+    """Yields the function to call with the part done. The bar appears once patience runs out.
+
+    Work that is part of a larger one draws nothing: the bar around it stays.
+    """
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if _drawn or not console.is_terminal:
         yield lambda part: None
         return
     bar = Progress(
@@ -28,8 +32,10 @@ def progress_bar(what: str, *, patience: float = PATIENCE) -> Iterator[Report]:
     timer = Timer(patience, bar.start)
     timer.daemon = True
     timer.start()
+    _drawn.append(bar)
     try:
         yield lambda part: bar.update(task, completed=part)
     finally:
+        _drawn.remove(bar)
         timer.cancel()
         bar.stop()

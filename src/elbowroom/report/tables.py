@@ -15,7 +15,7 @@ _SHOWN = 24
 
 def result_table(problem: Problem, result: Result) -> Table:
     """What a solver answered, one fact per row."""
-    table = _facts()
+    table = facts_table()
     table.add_row("solver", result.solver)
     table.add_row("answer", result.message)
     if result.budget is not None:
@@ -31,7 +31,7 @@ def result_table(problem: Problem, result: Result) -> Table:
 
 
 def simulation_table(problem: Problem, simulation: Simulation) -> Table:
-    table = _facts()
+    table = facts_table()
     table.add_row("answer", "valid")
     _add_simulation(table, problem, simulation)
     if simulation.link_time:
@@ -48,6 +48,14 @@ def methods_table() -> Table:
     return table
 
 
+def facts_table() -> Table:
+    """Names and values, one fact per row."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
 def memory_unit(problem: Problem) -> str:
     return "slots" if isinstance(problem, Join) else "bytes"
 
@@ -61,13 +69,6 @@ def _add_simulation(table: Table, problem: Problem, simulation: Simulation) -> N
     table.add_row("peak", f"{_memory(problem, simulation.peak_bytes)}, during {show(simulation.peak_operation)}")
     forwards = simulation.forwards.total()
     table.add_row("forwards", f"{forwards}, {simulation.recomputed_forwards} of them again")
-
-
-def _facts() -> Table:
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    return table
 
 
 def _memory(problem: Problem, amount: int) -> str:

@@ -59,6 +59,31 @@ def find(chain: Chain, budget: int, options: Options, save_early: bool) -> Found
     return fit(chain, budget, division, table, greedy)
 
 
+class Sweep:
+    """Schedules of one chain for any budget up to `most_bytes`, all from one table.
+
+    Finer than solving once per budget is cheap: a planner that checks schedules against something more exact than
+    the chain asks for many.
+    """
+
+    def __init__(self, chain: Chain, most_bytes: int, slots: int | None = None) -> None:
+        self.chain = chain
+        self.most_bytes = min(most_bytes, useful_bytes(chain))
+        self.least_bytes = least_budget(chain, save_early=True)
+        n = len(chain)
+        self._division = divide(chain, self.most_bytes, slots, rows=row_count(n), steps=n**3 / 6)
+        self._costs = costs_of(chain, self._division.unit)
+        self._reach = _reach(self._costs)
+        self._table = _Table(self._costs, self._reach, True, self._division.slots, lambda part: None)
+
+    def schedule(self, budget: int) -> tuple[Operation, ...]:
+        """The fastest schedule within a budget that is at least `least_bytes`."""
+        slots = min(budget // self._division.unit, self._division.slots)
+        if self._table.time(slots) < float("inf"):
+            return self._table.schedule(slots)
+        return _fit_in_bytes(self._costs, self._reach, budget, True)
+
+
 class _Table:
     """The filled dynamic program."""
 

@@ -1,0 +1,1 @@
+"""From a PyTorch model to a `Joint`: the training step as a graph of operators."""

@@ -1,0 +1,122 @@
+"""The `torch.compile` backend: lets AOT autograd trace forward and backward together, and takes over from there.
+
+AOT autograd keeps its part: it handles mutated inputs, aliased outputs and tied parameters, and wraps the two
+programs in one autograd function. It is handed stand-in graphs of the right shape; what runs is a `Region`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
+from torch._functorch.partitioners import default_partition
+
+from elbowroom.capture.joint_graph import Captured, capture_joint, has_symbols
+from elbowroom.execute.region import Region
+from elbowroom.measuring.allocator import allocator_block
+
+
+def make_backend(on_capture: Callable[[Region], None], on_refusal: Callable[[str], None]) -> Callable[..., Any]:
+    """A backend that calls `on_capture` with every training graph it takes, before the graph first runs."""
+
+    def compile_graph(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
+        regions: list[Region] = []
+
+        def partition(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
+            if has_symbols(joint):
+                on_refusal("it has shapes that depend on data")
+                return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
+            static = set(rest.get("static_lifetime_input_indices") or ())
+            captured = capture_joint(joint, num_fwd_outputs, static, allocator_block(_on_cuda(joint)))
+            region = Region(captured)
+            regions.append(region)
+            on_capture(region)
+            return _stand_ins(captured)
+
+        def forward_compiler(module: fx.GraphModule, _: Any) -> Any:
+            return _boxed(regions[-1].forward) if regions else _boxed_module(module)
+
+        def backward_compiler(module: fx.GraphModule, _: Any) -> Any:
+            return _boxed(regions[-1].backward) if regions else _boxed_module(module)
+
+        compiled = aot_autograd(
+            fw_compiler=forward_compiler,
+            bw_compiler=backward_compiler,
+            partition_fn=partition,
+            inference_compiler=lambda module, _: _boxed_module(module),
+        )
+        # Saved tensors may be read twice (retain_graph), and what is saved is ours to say.
+        with functorch_config.patch(donated_buffer=False):
+            return compiled(graph_module, example_inputs)
+
+    return compile_graph
+
+
+@contextmanager
+def capture_settings(graphs: int) -> Iterator[None]:
+    """Dynamo's settings while it traces for us: recurrent layers too, and as many graphs as we ask for."""
+    settings = {"allow_rnn": True, "recompile_limit": graphs, "accumulated_recompile_limit": 64 * graphs}
+    with torch._dynamo.config.patch(**settings):
+        yield
+
+
+def _on_cuda(joint: fx.GraphModule) -> bool:
+    values = (node.meta.get("val") for node in joint.graph.nodes)
+    return any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values)
+
+
+def _stand_ins(captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Graphs that look to AOT autograd like the programs: their outputs' metadata, and which inputs get gradients.
+
+    The forward seems to save the inputs that have gradients, and the backward to return them.
+    """
+    joint, nodes = captured.joint, captured.nodes
+    graph, copies = fx.Graph(), {}
+    for node in (nodes[i] for i in joint.inputs):
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    for node in (nodes[i] for i in joint.forward):
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    differentiated = [nodes[i] for i, gradient in enumerate(captured.backward_outputs) if gradient is not None]
+    returned = list(captured.module.graph.output_node().args[0])  # type: ignore[arg-type]
+    outputs = [copies.get(node, node) for node in returned[: len(captured.forward_outputs)]]
+    output = graph.output((*outputs, *(copies[node] for node in differentiated)))
+    described = captured.module.graph.output_node().meta.get("desc")
+    if described is not None:
+        from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
+
+        saved = [SavedForBackwardsAOTOutput(i) for i in range(len(differentiated))]
+        output.meta["desc"] = [*described[: len(outputs)], *saved]
+    forward = fx.GraphModule(captured.module, graph)
+
+    graph = fx.Graph()
+    places = {}
+    for node in (*differentiated, *(nodes[i] for i in joint.arriving)):
+        places[node] = graph.placeholder(node.name)
+        places[node].meta = dict(node.meta)
+    gradients = enumerate(captured.backward_outputs)
+    output = graph.output(tuple(places[nodes[i]] if gradient is not None else None for i, gradient in gradients))
+    if described is not None:
+        output.meta["desc"] = described[len(outputs) :]
+    return forward, fx.GraphModule(captured.module, graph)
+
+
+def _boxed(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+    """Marks a function as taking its arguments in a list that it may empty: values can be freed early."""
+
+    def run(arguments: list[Any]) -> list[Any]:
+        return function(arguments)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _boxed_module(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    from functorch.compile import make_boxed_func
+
+    return make_boxed_func(module.forward)  # type: ignore[no-any-return]

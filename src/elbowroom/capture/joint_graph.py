@@ -1,0 +1,249 @@
+"""Turns the joint forward–backward graph of AOT autograd into a `Joint`, and keeps the fx nodes beside it."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from elbowroom.capture.out_variant import overwritable
+from elbowroom.capture.rewrite import batch_norm_updating, rewrite
+from elbowroom.joint import Joint, Kind, Op
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A `Joint` and what is needed to run it: one fx node per operator, and the order of inputs and outputs.
+
+    `forward_outputs` and `backward_outputs` are in AOT autograd's order, by operator (or a constant / None).
+    """
+
+    joint: Joint
+    nodes: list[fx.Node]
+    forward_outputs: list[int | None]
+    overwrites: list[int | None]  # per forward output: the input that it overwrites
+    backward_outputs: list[int | None]
+    device: torch.device
+    module: fx.GraphModule
+
+
+def capture_joint(
+    graph_module: fx.GraphModule, forward_outputs: int, static_inputs: set[int], block: Callable[[int], int]
+) -> Captured:
+    """Read a joint graph whose first `forward_outputs` outputs belong to the forward.
+
+    `block` says how many bytes the allocator takes for a storage.
+    """
+    graph = graph_module.graph
+    effects = rewrite(graph)
+    output = graph.output_node()
+    returned = list(output.args[0])  # type: ignore[arg-type]
+    mutated = _mutated_inputs(output, forward_outputs)
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    arriving = [node for node in placeholders if "tangents" in str(node.target)]
+    inputs = [node for node in placeholders if "tangents" not in str(node.target)]
+    body = [node for node in graph.nodes if node.op in ("call_function", "get_attr")]
+    later = _backward_nodes(body, arriving, returned[:forward_outputs])
+    order = [*inputs, *arriving, *(n for n in body if n not in later), *(n for n in body if n in later)]
+    kinds = _kinds(inputs, arriving, body, later)
+    number = {node: i for i, node in enumerate(order)}
+    storages = _Storages(block)
+    ops = [_op(i, node, kinds[node], number, storages) for i, node in enumerate(order)]
+
+    def numbers(nodes: list[Any]) -> list[int | None]:
+        return [number[node] if isinstance(node, fx.Node) else None for node in nodes]
+
+    forward_returns, backward_returns = numbers(returned[:forward_outputs]), numbers(returned[forward_outputs:])
+    returns = [(op, i) for op, i in zip(forward_returns, mutated, strict=True) if op is not None]
+    joint = Joint(
+        ops=ops,
+        inputs=tuple(number[n] for n in inputs),
+        arriving=tuple(number[n] for n in arriving),
+        forward=tuple(number[n] for n in body if n not in later),
+        backward=tuple(number[n] for n in body if n in later),
+        results=tuple(op for op, overwritten in returns if overwritten is None),
+        updates=tuple(op for op, overwritten in returns if overwritten is not None),
+        gradients=tuple((i, g) for i, g in enumerate(backward_returns) if g is not None and i < len(inputs)),
+        parameters=frozenset(i for i in static_inputs if i < len(inputs) and backward_returns[i] is not None),
+        effects=tuple(number[node] for node in effects),
+        overwritten={i: live_bytes(inputs[i]) for _, i in returns if i is not None},
+        storage_bytes=storages.bytes,
+    )
+    return Captured(joint, order, forward_returns, mutated, backward_returns, _device(order), graph_module)
+
+
+def tensors_of(node: fx.Node) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
+
+
+def live_bytes(node: fx.Node) -> int:
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_of(node)}
+    return sum(storages.values())
+
+
+def has_symbols(graph_module: fx.GraphModule) -> bool:
+    """Whether any value is a symbolic number: shapes that are only known when the step runs."""
+    symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
+    return any(
+        isinstance(leaf, symbolic)
+        for node in graph_module.graph.nodes
+        for leaf in tree_leaves(node.meta.get("val"))
+    )
+
+
+# --- reading the graph ---------------------------------------------------------------------------------------
+
+
+def _mutated_inputs(output: fx.Node, forward_outputs: int) -> list[int | None]:
+    """For each forward output, the number of the input that it overwrites, if it does."""
+    described = output.meta.get("desc") or [None] * forward_outputs
+    mutated = (getattr(entry, "mutated_input", None) for entry in described[:forward_outputs])
+    return [getattr(entry, "idx", None) for entry in mutated]
+
+
+def _backward_nodes(body: list[fx.Node], arriving: list[fx.Node], forward_returns: list[Any]) -> set[fx.Node]:
+    """What the forward does not need and the arriving gradients reach, or autograd marked as its own."""
+    reached: set[fx.Node] = set(arriving)
+    for node in body:
+        marked = node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
+        if marked or any(read in reached for read in node.all_input_nodes):
+            reached.add(node)
+    # Backward nodes that no arriving gradient reaches may feed a forward output: they belong to the forward.
+    needed = [node for node in forward_returns if isinstance(node, fx.Node)]
+    while needed:
+        node = needed.pop()
+        if node in reached:
+            reached.discard(node)
+            needed.extend(node.all_input_nodes)
+    return reached - set(arriving)
+
+
+def _kinds(
+    inputs: list[fx.Node], arriving: list[fx.Node], body: list[fx.Node], later: set[fx.Node]
+) -> dict[fx.Node, Kind]:
+    kinds: dict[fx.Node, Kind] = dict.fromkeys(inputs, "input")
+    kinds.update(dict.fromkeys(arriving, "gradient"))
+    for node in body:
+        kinds[node] = "backward" if node in later else "forward"
+    return kinds
+
+
+class _Storages:
+    """Numbers for the storages of the traced (fake) tensors, and their bytes as the allocator counts them."""
+
+    def __init__(self, block: Callable[[int], int]) -> None:
+        self.block = block
+        self.bytes: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
+
+    def of(self, node: fx.Node) -> list[int]:
+        return list(dict.fromkeys(self._number(tensor) for tensor in tensors_of(node)))
+
+    def _number(self, tensor: torch.Tensor) -> int:
+        storage = tensor.untyped_storage()
+        identity = storage._cdata
+        if identity not in self._numbers:
+            self._numbers[identity] = len(self._numbers)
+            self.bytes[self._numbers[identity]] = self.block(storage.nbytes())
+        return self._numbers[identity]
+
+
+def _op(index: int, node: fx.Node, kind: Kind, number: dict[fx.Node, int], storages: _Storages) -> Op:
+    reads = tuple(number[read] for read in node.all_input_nodes)
+    inherited = {storage for read in node.all_input_nodes for storage in storages.of(read)}
+    own = storages.of(node)
+    makes = tuple((s, storages.bytes[s]) for s in own if s not in inherited)
+    if kind == "input" or node.op == "get_attr":
+        for storage, _ in makes:  # resident: counted before the step begins
+            storages.bytes[storage] = 0
+        makes = tuple((s, 0) for s, _ in makes)
+    return Op(
+        index=index,
+        name=node.name,
+        target=_target_name(node),
+        kind=kind,
+        reads=reads,
+        replay_reads=tuple(number[read] for read in replay_call(node)[1]),
+        makes=makes,
+        shares=tuple(s for s in own if s in inherited),
+        module=_module_path(node),
+        sequence=node.meta.get("seq_nr"),
+        random=is_random(node),
+        reusable=tuple(number[read] for read in overwritable(node)),
+        storable=isinstance(node.meta.get("val"), torch.Tensor),
+        key=_key(node),
+    )
+
+
+def replay_call(node: fx.Node) -> tuple[Any, list[fx.Node], tuple[Any, ...]]:
+    """How a node runs a second time: target, nodes read, arguments. BatchNorm must not touch its statistics."""
+    if node.target in (aten._native_batch_norm_legit_functional.default, batch_norm_updating) and node.args[5]:
+        args = (*node.args[:3], *node.args[5:])
+        return aten._native_batch_norm_legit.no_stats, [a for a in args if isinstance(a, fx.Node)], args
+    return node.target, node.all_input_nodes, node.args
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether running the node draws random numbers. Attention carries the tag even with dropout 0."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    for i, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.name == "dropout_p":
+            given = node.args[i] if i < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
+            return given != 0.0
+    return True
+
+
+_STEP = re.compile(r"\['?([^'\]]+)'?\]")
+
+
+def _module_path(node: fx.Node) -> str:
+    """`transformer.h.3.attn`: where in the user's model the node comes from."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path = str(list(stack.values())[-1][0])
+    path = _STEP.sub(r".\1", path.replace("L['self']", "").replace("._modules", ""))
+    return path.lstrip(".").removeprefix("L.").removeprefix("self").lstrip(".")
+
+
+def _key(node: fx.Node) -> str:
+    if node.op != "call_function":
+        return ""
+
+    def shown(value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return shown(value.meta.get("val"))
+        if isinstance(value, torch.Tensor):
+            return f"{str(value.dtype)[6:]}{list(value.shape)}{list(value.stride())}"
+        if isinstance(value, list | tuple):
+            return "[" + ",".join(map(shown, value)) + "]"
+        return str(value)
+
+    named = "".join(f",{k}={shown(v)}" for k, v in sorted(node.kwargs.items()))
+    return f"{_target_name(node)}({','.join(map(shown, node.args))}{named})"
+
+
+def _target_name(node: fx.Node) -> str:
+    return str(node.target) if hasattr(node.target, "_schema") else getattr(node.target, "__name__", str(node.target))
+
+
+def _device(nodes: list[fx.Node]) -> torch.device:
+    """The device most of the step runs on."""
+    for node in reversed(nodes):
+        for tensor in tensors_of(node):
+            if tensor.device.type not in ("cpu", "meta"):
+                return tensor.device
+    return torch.device("cpu")
+
+
+def is_getitem(node: fx.Node) -> bool:
+    return node.target is operator.getitem

@@ -1,0 +1,174 @@
+"""Rewrites of a traced graph before it is planned. None changes what is computed; each saves memory or time.
+
+Tracing makes everything functional and leaves marks of its own: detached aliases, copies that nobody overwrites,
+BatchNorm returning new statistics instead of updating its buffers, causal masks written out because a model cannot
+look at them while it is traced.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+aten = torch.ops.aten
+
+
+def rewrite(graph: fx.Graph) -> list[fx.Node]:
+    """Simplify a joint graph in place. Returns the nodes that must run for their effect on an input."""
+    _drop_aliases(graph)
+    _drop_unused_statistics(graph)
+    _use_causal_flags(graph)
+    effects = _update_in_place(graph)
+    for node in reversed(list(graph.nodes)):
+        if not node.users and node.op == "call_function" and node not in effects:
+            graph.erase_node(node)
+    return effects
+
+
+def _drop_aliases(graph: fx.Graph) -> None:
+    """Detaches, and clones that keep the layout: in a functional graph the original does as well."""
+    returned = set(graph.output_node().all_input_nodes)
+    for node in list(graph.nodes):
+        alias = node.target is aten.detach.default
+        if node.target is aten.clone.default and node not in returned:
+            source, copy = node.args[0].meta["val"], node.meta["val"]
+            alias = source.stride() == copy.stride() and not _reaches(returned, node)
+        if alias:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _reaches(returned: set[fx.Node], node: fx.Node) -> bool:
+    """Whether a view of the node's value is returned: then the caller gets a copy of its own, as written."""
+    storage = node.meta["val"].untyped_storage()._cdata
+    values = (other.meta.get("val") for other in returned)
+    return any(isinstance(v, torch.Tensor) and v.untyped_storage()._cdata == storage for v in values)
+
+
+def _drop_unused_statistics(graph: fx.Graph) -> None:
+    """In training, BatchNorm's backward ignores the running statistics it is handed."""
+    for node in graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default):
+        if node.args[7]:
+            node.args = (*node.args[:3], None, None, *node.args[5:])
+
+
+# --- updates in place ----------------------------------------------------------------------------------------
+
+
+def batch_norm_updating(*args: Any) -> tuple[torch.Tensor, ...]:
+    """BatchNorm in training as eager runs it: the running statistics are updated where they are."""
+    return aten._native_batch_norm_legit.default(*args)  # type: ignore[no-any-return]
+
+
+def _update_in_place(graph: fx.Graph) -> list[fx.Node]:
+    """Let BatchNorm and counters change their buffers themselves instead of returning new ones to copy."""
+    output = graph.output_node()
+    effects = []
+    for node in graph.find_nodes(op="call_function", target=aten._native_batch_norm_legit_functional.default):
+        parts = {user.args[1]: user for user in node.users}
+        updated = [parts[i] for i in (3, 4) if i in parts]
+        if not node.args[5] or not all(_only_updates(part, output) for part in updated):
+            continue
+        for part in updated:
+            part.replace_all_uses_with(node.args[part.args[1]])
+            graph.erase_node(part)
+        node.target = batch_norm_updating
+        effects.append(node)
+    for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        counter = node.args[0]
+        counts = isinstance(counter, fx.Node) and counter.op == "placeholder" and not isinstance(node.args[1], fx.Node)
+        if counts and set(node.users) == {output} and set(counter.users) == {node} and _overwrites(output, node):
+            node.replace_all_uses_with(counter)
+            node.target = aten.add_.Tensor
+            effects.append(node)
+    return effects
+
+
+def _only_updates(part: fx.Node, output: fx.Node) -> bool:
+    """Whether a new statistic goes nowhere but back to its buffer, perhaps through BatchNorm once more."""
+    again = (aten._native_batch_norm_legit_functional.default, batch_norm_updating)
+    return all(
+        user is output or (user.target in again and part in user.args[3:5] and part not in user.args[:3])
+        for user in part.users
+    )
+
+
+def _overwrites(output: fx.Node, node: fx.Node) -> bool:
+    described = output.meta.get("desc") or []
+    returned = list(output.args[0])  # type: ignore[arg-type]
+    return all(
+        hasattr(what, "mutated_input")
+        for value, what in zip(returned, described, strict=False)
+        if value is node
+    ) and bool(described)
+
+
+# --- causal masks --------------------------------------------------------------------------------------------
+
+_ATTENTION = {
+    aten._scaled_dot_product_cudnn_attention.default: aten._scaled_dot_product_cudnn_attention_backward.default,
+    aten._scaled_dot_product_efficient_attention.default: aten._scaled_dot_product_efficient_attention_backward.default,
+}
+
+
+def _use_causal_flags(graph: fx.Graph) -> None:
+    """Attention under a mask that is a constant lower triangle: say so, as the model does when run eagerly.
+
+    Kernels skip half the work then, and no mask is kept. Only on CUDA, where masks choose slower kernels.
+    """
+    causal: dict[fx.Node, bool] = {}
+    for target in (*_ATTENTION, *_ATTENTION.values()):
+        for node in graph.find_nodes(op="call_function", target=target):
+            mask = _argument(node, "attn_bias")
+            if not isinstance(mask, fx.Node) or mask.meta["val"].device.type != "cuda" or _argument(node, "is_causal"):
+                continue
+            if mask not in causal:
+                causal[mask] = _is_causal(mask)
+            if causal[mask]:
+                _set_argument(node, "attn_bias", None)
+                _set_argument(node, "is_causal", True)
+
+
+def _is_causal(mask: fx.Node) -> bool:
+    """Whether a mask depends on nothing but shapes, and lets every query see itself and what comes before."""
+    needed, waiting = set(), [mask]
+    while waiting:
+        node = waiting.pop()
+        if node.op != "call_function":
+            return False
+        if node not in needed:
+            needed.add(node)
+            waiting.extend(node.all_input_nodes)
+    values: dict[fx.Node, Any] = {}
+    with _disable_current_modes(), torch.no_grad():
+        for node in mask.graph.nodes:
+            if node in needed:
+                args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        value = values[mask]
+        allowed = value if value.dtype is torch.bool else value == 0
+        hidden = ~allowed if value.dtype is torch.bool else value < -1e4
+        lower = torch.ones(value.shape[-2:], dtype=torch.bool, device=value.device).tril()
+        return bool(value.shape[-1] == value.shape[-2] and (allowed == lower).all() and (hidden == ~lower).all())
+
+
+def _position(node: fx.Node, name: str) -> int:
+    return [argument.name for argument in node.target._schema.arguments].index(name)  # type: ignore[union-attr]
+
+
+def _argument(node: fx.Node, name: str) -> Any:
+    at = _position(node, name)
+    if at < len(node.args):
+        return node.args[at]
+    return node.kwargs.get(name, node.target._schema.arguments[at].default_value)  # type: ignore[union-attr]
+
+
+def _set_argument(node: fx.Node, name: str, value: Any) -> None:
+    at = _position(node, name)
+    if at < len(node.args):
+        node.args = (*node.args[:at], value, *node.args[at + 1 :])
+    else:
+        node.kwargs = {**node.kwargs, name: value}

@@ -1,0 +1,65 @@
+"""`torch.compile(model, backend="elbowroom", options={"budget": "8GiB"})`: the same programs, one graph at a time.
+
+PyTorch shows a backend each graph only when it first runs, and nothing of the model around it. So each graph is
+planned with what the earlier ones have left; `fit` sees all of a model before planning any of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+import torch
+from torch import fx
+
+from elbowroom.capture.backend import make_backend
+from elbowroom.capture.joint_graph import live_bytes
+from elbowroom.errors import InputError
+from elbowroom.execute.region import Region
+from elbowroom.execute.session import measure_region, room_within, surroundings, too_small
+from elbowroom.planning import Planner
+from elbowroom.units import format_bytes, parse_bytes
+
+_OPTIONS = ("budget", "times")
+_LOG = logging.getLogger("elbowroom")
+
+
+def elbowroom(graph_module: fx.GraphModule, example_inputs: Any, **given: Any) -> Any:
+    """Compile one graph. Registered with PyTorch under the package's name."""
+    options = given.get("options") or {}
+    unknown = [name for name in options if name not in _OPTIONS]
+    if unknown or "budget" not in options:
+        problem = f"has no {unknown[0]!r}" if unknown else 'needs a budget, such as {"budget": "8GiB"}'
+        raise InputError("options", f"{problem}; elbowroom takes {', '.join(_OPTIONS)}")
+    device_bytes = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
+    budget = parse_bytes(options["budget"], field="options.budget", device_bytes=device_bytes)
+
+    def on_capture(region: Region) -> None:
+        _plan_alone(region, budget, options.get("times", "measure") == "estimate")
+
+    def on_refusal(why: str) -> None:
+        warnings.warn(f"elbowroom: a graph is not planned: {why}", stacklevel=2)
+
+    return make_backend(on_capture, on_refusal)(graph_module, example_inputs)
+
+
+def _plan_alone(region: Region, budget: int, estimate: bool) -> None:
+    captured = region.captured
+    resident = _resident(region)
+    measure_region(region, estimate)
+    planner = Planner(captured.joint, surroundings(region, loss_inside=False))
+    planned = planner.best(room_within(budget, resident, captured.device))
+    if planned is None:
+        raise too_small(budget, resident, [planner], captured.device)
+    region.install(planned.program)
+    peak = sum(resident.values()) + planned.prediction.peak_bytes
+    _LOG.info("planned a graph: %s of %s", format_bytes(peak), format_bytes(budget))
+
+
+def _resident(region: Region) -> dict[str, int]:
+    """What the graph itself shows of the resident state: its inputs, and the gradients of its parameters."""
+    joint, nodes = region.captured.joint, region.captured.nodes
+    parameters = sum(live_bytes(nodes[i]) for i in joint.parameters)
+    inputs = sum(live_bytes(nodes[i]) for i in joint.inputs)
+    return {"parameters": parameters, "gradients": parameters, "batch and buffers": inputs - parameters}

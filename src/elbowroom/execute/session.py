@@ -1,0 +1,397 @@
+"""A model under a budget: captures it at each new shape of input, plans, and runs the planned programs.
+
+A session belongs to one fitted model. The first time it sees a shape it traces the model (computing outputs only, so
+that nothing is saved and nothing in the model changes), measures the operators, plans all graphs together within the
+budget and installs their programs. From then on it checks, call by call, that the planned programs really ran.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+from elbowroom.capture.backend import capture_settings, make_backend
+from elbowroom.capture.fingerprint import fingerprint
+from elbowroom.capture.unplanned import hooked_modules, unplanned_nodes
+from elbowroom.errors import BudgetTooSmall, ElbowroomError, InputError, Unplanned
+from elbowroom.execute.region import Region
+from elbowroom.joint import Joint
+from elbowroom.measuring.cache import setting_of
+from elbowroom.measuring.ops import measure_ops
+from elbowroom.measuring.resident import device_bytes, resident_bytes
+from elbowroom.planning import Planned, Planner
+from elbowroom.plans import Plan, region_plan
+from elbowroom.program import Surroundings, make_program
+from elbowroom.report.progress import progress_bar
+from elbowroom.units import format_bytes, parse_bytes
+
+MARGIN = 1024  # bytes left free: scalars that autograd and Python make around a step
+# The CUDA allocator does not split off the last MiB of a block it reuses: on the H200 up to 0.6 % of the activations.
+CUDA_MARGIN, CUDA_MARGIN_SHARE = 8 * 2**20, 0.0075
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked for."""
+
+    budget_bytes: int
+    optimizer: torch.optim.Optimizer | None = None
+    loss_inside: bool = False
+    strict: bool = False
+    max_shapes: int = 8
+    estimate: bool = False
+    plan: Plan | None = None
+
+
+@dataclass
+class Entry:
+    """One shape of input: its graphs and their plan; no graphs means that it runs unplanned, and why."""
+
+    regions: list[Region] = field(default_factory=list)
+    plan: Plan | None = None
+    unplanned: str = ""
+    planners: list[Planner] = field(default_factory=list)
+
+
+class Unsuited(Exception):
+    """Capture cannot take this model; another road may. Never leaves the package."""
+
+
+class Session:
+    """Runs a step, a function of the batch that calls the model, within a budget."""
+
+    def __init__(self, model: nn.Module, make_step: Callable[[nn.Module], Callable[..., Any]], settings: Settings) -> None:
+        self.model = model
+        self.make_step = make_step
+        self.step = step = make_step(model)
+        self.settings = settings
+        self.entries: dict[Any, Entry] = {}
+        self._recording: list[Region] | None = None
+        self._refusals: list[str] = []
+        self._late: list[Region] = []
+        self._said: set[str] = set()
+        backend = make_backend(self._on_capture, self._refusals.append)
+        self._compiled = torch.compile(step, backend=backend, dynamic=False)
+
+    # --- running ---
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.step(*args, **kwargs)
+        entry = self.prepare(args, kwargs)
+        if not entry.regions:
+            return self.step(*args, **kwargs)
+        before = [region.runs for region in entry.regions]
+        with capture_settings(self._graph_limit), _own_errors():
+            outputs = self._compiled(*args, **kwargs)
+        if self._late:
+            entry.regions, self._late = [*entry.regions, *self._late], []
+        elif not all(region.runs > runs for region, runs in zip(entry.regions, before, strict=True)):
+            self._say_unplanned("PyTorch ran it without the planned program; something it checks has changed")
+        return outputs
+
+    def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
+        """The entry of this shape of input, planned now if it is new."""
+        key = self._key(args, kwargs)
+        if key in self.entries:
+            return self.entries[key]
+        planned = sum(bool(entry.regions) for entry in self.entries.values())
+        if planned >= self.settings.max_shapes:
+            entry = Entry(unplanned=f"it has seen {planned} shapes already; raise max_shapes or pad to fewer shapes")
+        else:
+            entry = self._plan(self._record(args, kwargs), args, kwargs)
+        if entry.unplanned:
+            self._say_unplanned(entry.unplanned)
+        self.entries[key] = entry
+        return entry
+
+    @property
+    def _graph_limit(self) -> int:
+        return 8 * (self.settings.max_shapes + 1)
+
+    def _key(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What usually makes PyTorch trace again. Whatever else does is noticed when it traces (`_on_capture`)."""
+        leaves, structure = tree_flatten((args, dict(kwargs)))
+        autocast = tuple(
+            torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None for device in ("cpu", "cuda")
+        )
+        return tuple(map(_leaf_key, leaves)), structure, self.model.training, autocast
+
+    # --- capturing ---
+
+    def _on_capture(self, region: Region) -> None:
+        if self._recording is not None:
+            self._recording.append(region)
+            return
+        # Traced outside `prepare`: something else than the shape changed. It gets a plan of its own, at once.
+        around = surroundings(region, self.settings.loss_inside)
+        measure_region(region, self.settings.estimate)
+        resident = resident_bytes(self.model, (), self.settings.optimizer, region.captured.device)
+        planner = Planner(region.captured.joint, around)
+        planned = planner.best(room_within(self.settings.budget_bytes, resident, region.captured.device))
+        if planned is None:
+            raise too_small(self.settings.budget_bytes, resident, [planner], region.captured.device)
+        region.install(planned.program)
+        self._late.append(region)
+
+    def _record(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Region], str]:
+        """The graphs of one call, and what is left out of them. Changes nothing: no buffer, no random state."""
+        self._recording, self._refusals[:] = [], []
+        if hooked := hooked_modules(self.model):
+            self._recording = None
+            return [], f"module {hooked[0]!r} has a backward hook, which capture does not see"
+        try:
+            with _random_state_kept(), torch.enable_grad(), capture_settings(self._graph_limit), _own_errors():
+                outputs = self._compiled(*args, **kwargs)
+            left_out = unplanned_nodes(outputs)
+        finally:
+            regions, self._recording = self._recording, None
+        if self._refusals:
+            return regions, self._refusals[0]
+        if not regions:
+            return [], "PyTorch did not trace it"
+        if left_out:
+            return regions, f"part of it runs outside the traced graphs ({left_out})"
+        return regions, ""
+
+    # --- planning ---
+
+    def _plan(self, recorded: tuple[list[Region], str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
+        regions, unplanned = recorded
+        if not regions:
+            return Entry(unplanned=unplanned)
+        device = regions[0].captured.device
+        resident = resident_bytes(self.model, (args, dict(kwargs)), self.settings.optimizer, device)
+        if self.settings.plan is not None:
+            return Entry(regions, self._loaded(regions, self.settings.plan), unplanned)
+        for region in regions:
+            measure_region(region, self.settings.estimate)
+        with progress_bar("planning") as report:
+            around = [surroundings(region, self.settings.loss_inside) for region in regions]
+            planners = [Planner(r.captured.joint, a, report) for r, a in zip(regions, around, strict=True)]
+        entry = Entry(regions, None, unplanned, planners)
+        self._install(entry, self._found(entry, resident), resident, _shown(args, kwargs))
+        return entry
+
+    def set_budget(self, budget: int | str) -> None:
+        """Plan every shape seen so far within another budget; if one cannot, nothing changes."""
+        old = self.settings
+        self.settings = replace(old, budget_bytes=parse_bytes(budget, device_bytes=device_bytes(self.model)), plan=None)
+        entries = [entry for entry in self.entries.values() if entry.plan is not None and entry.planners]
+        try:
+            found = [self._found(entry, entry.plan.resident) for entry in entries]  # type: ignore[union-attr]
+        except BudgetTooSmall:
+            self.settings = old
+            raise
+        for entry, plans in zip(entries, found, strict=True):
+            assert entry.plan is not None
+            self._install(entry, plans, entry.plan.resident, entry.plan.inputs)
+
+    def _found(self, entry: Entry, resident: Mapping[str, int]) -> list[Planned]:
+        room = room_within(self.settings.budget_bytes, resident, entry.regions[0].captured.device)
+        with progress_bar("planning") as report:
+            for planner in entry.planners:
+                planner.report = report
+            planned = plan_together(entry.planners, room)
+        if planned is None:
+            device = entry.regions[0].captured.device
+            raise too_small(self.settings.budget_bytes, resident, entry.planners, device)
+        return planned
+
+    def _install(self, entry: Entry, planned: list[Planned], resident: Mapping[str, int], inputs: str) -> None:
+        regions = []
+        for region, found, planner in zip(entry.regions, planned, entry.planners, strict=True):
+            region.install(found.program)
+            joint, plain = region.captured.joint, planner.everything.prediction
+            made_for = fingerprint(region.captured)
+            regions.append(region_plan(joint, made_for, found.method, found.program, found.prediction, plain))
+        entry.plan = Plan(
+            budget_bytes=self.settings.budget_bytes,
+            resident=resident,
+            regions=tuple(regions),
+            setting=setting_of(entry.regions[0].captured.device),
+            inputs=inputs,
+        )
+
+    def again(self, model: nn.Module) -> Session:
+        """A session with the same settings for another copy of the model."""
+        return Session(model, self.make_step, self.settings)
+
+    def _loaded(self, regions: list[Region], plan: Plan) -> Plan:
+        """Install a plan made earlier, if it was made for exactly this."""
+        if len(regions) != len(plan.regions):
+            raise InputError("plan", f"it has {len(plan.regions)} graphs and the model {len(regions)}; plan again")
+        for region, planned in zip(regions, plan.regions, strict=True):
+            if fingerprint(region.captured) != planned.fingerprint:
+                raise InputError(
+                    "plan", "it was made for another model, shape, dtype or version of PyTorch; plan again"
+                )
+        setting = setting_of(regions[0].captured.device)
+        different = [key for key, value in setting.items() if plan.setting.get(key) != value]
+        if different:
+            was, now = plan.setting.get(different[0]), setting[different[0]]
+            raise InputError("plan", f"it was made with {different[0]} {was}, and this is {now}; plan again")
+        if plan.peak_bytes > self.settings.budget_bytes:
+            raise InputError(
+                "plan",
+                f"it needs {format_bytes(plan.peak_bytes)} and the budget is "
+                f"{format_bytes(self.settings.budget_bytes)}; plan again",
+            )
+        for region, planned in zip(regions, plan.regions, strict=True):
+            region.install(make_program(region.captured.joint, planned.order))
+        return plan
+
+    def _say_unplanned(self, why: str) -> None:
+        message = (
+            f"elbowroom: {type(self.model).__name__} is not planned, so its budget of "
+            f"{format_bytes(self.settings.budget_bytes)} is not kept: {why}"
+        )
+        if self.settings.strict:
+            raise Unplanned(message)
+        if why not in self._said:
+            self._said.add(why)
+            warnings.warn(message, stacklevel=4)
+
+
+def plan_together(planners: list[Planner], room: int) -> list[Planned] | None:
+    """Plans for graphs that run one after another: what one saves stays while the next ones run."""
+    if len(planners) == 1:
+        found = planners[0].best(room)
+        return None if found is None else [found]
+
+    def peak(plans: list[Planned]) -> int:
+        held = top = 0
+        for plan in plans:
+            top = max(top, held + plan.prediction.peak_bytes)
+            held += plan.prediction.saved_bytes
+        return top
+
+    plans = [planner.everything for planner in planners]
+    if peak(plans) <= room:
+        return plans
+    best = [planner.least for planner in planners]
+    if peak(best) > room:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(8):  # every graph gets the same share between its least and its most
+        share = (low + high) / 2
+        plans = []
+        for planner in planners:
+            least, most = planner.least.prediction.peak_bytes, planner.everything.prediction.peak_bytes
+            plans.append(planner.best(int(least + share * (most - least))) or planner.least)
+        if peak(plans) <= room:
+            low, best = share, plans
+        else:
+            high = share
+    return best
+
+
+def room_within(budget: int, resident: Mapping[str, int], device: torch.device) -> int:
+    """Bytes that programs may plan with."""
+    room = budget - sum(resident.values()) - MARGIN
+    return room - max(CUDA_MARGIN, int(room * CUDA_MARGIN_SHARE)) if device.type == "cuda" else room
+
+
+def surroundings(region: Region, loss_inside: bool) -> Surroundings:
+    """What to reserve around a graph. A loss outside gets room for one more copy of outputs and gradients."""
+    joint = region.captured.joint
+    outputs = joint.bytes_of({s for op in (*joint.results, *joint.arriving) for s in joint.storages(op)})
+    on_cpu = region.captured.device.type == "cpu"
+    return Surroundings(
+        outside_bytes=0 if loss_inside else outputs,
+        keeps_arriving=_KEEPS_ARRIVING,
+        state_bytes=torch.default_generator.get_state().numel() if on_cpu else 0,
+    )
+
+
+# Since 2.13 autograd lets go of the gradients it hands to a function.
+_KEEPS_ARRIVING = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 13)
+
+
+def measure_region(region: Region, estimate: bool) -> None:
+    with progress_bar("measuring operators") as report:
+        measure_ops(region.captured, estimate=estimate, report=report)
+
+
+def too_small(
+    budget: int, resident: Mapping[str, int], planners: list[Planner], device: torch.device
+) -> BudgetTooSmall:
+    least = [planner.least for planner in planners]
+    held = peak = 0
+    for plan in least:
+        peak = max(peak, held + plan.prediction.peak_bytes)
+        held += plan.prediction.saved_bytes
+    needed = sum(resident.values()) + peak + MARGIN
+    if device.type == "cuda":
+        needed += max(CUDA_MARGIN, int(peak * CUDA_MARGIN_SHARE / (1 - CUDA_MARGIN_SHARE)) + 1)
+    largest = [(name, size) for name, size in resident.items() if size]
+    for planner, plan in zip(planners, least, strict=True):
+        largest.extend(largest_at_peak(planner.joint, plan))
+    largest.sort(key=lambda item: -item[1])
+    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest[:5])
+    return BudgetTooSmall(
+        f"budget: {format_bytes(budget)} is too small; the least found for this model and batch is "
+        f"{format_bytes(needed)} ({needed} bytes). The largest things in it: {parts}. "
+        "Raise the budget or make the batch smaller",
+        budget,
+        needed,
+        largest[:5],
+    )
+
+
+def largest_at_peak(joint: Joint, plan: Planned) -> list[tuple[str, int]]:
+    """What the operator at a plan's peak works on, by name."""
+    moments = (*plan.prediction.forward_bytes, *plan.prediction.backward_bytes)
+    instructions = (*plan.program.forward, *plan.program.backward)
+    if not moments or max(moments) < plan.prediction.between_bytes:
+        return [("what is saved for the backward", plan.prediction.saved_bytes)]
+    at = instructions[moments.index(max(moments))]
+    entry = joint.ops[at.op]
+    where = f" in {entry.module}" if entry.module else ""
+    operator = entry.target.removesuffix(".default")
+    inputs = joint.bytes_of({s for read in entry.reads for s in joint.storages(read)})
+    parts = [(f"inputs of {operator}{where}", inputs), (f"output of {operator}{where}", entry.bytes)]
+    parts.append((f"workspace of {operator}{where}", entry.workspace))
+    rest = max(moments) - inputs - entry.bytes - entry.workspace
+    return [*parts, ("other values saved or in use then", rest)]
+
+
+def _leaf_key(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad
+    try:
+        hash(leaf)
+    except TypeError:
+        return id(leaf)
+    return type(leaf), leaf
+
+
+def _shown(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    tensors = [leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
+    return ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors)
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Our errors as they are, not wrapped in PyTorch's report about a backend that failed."""
+    try:
+        yield
+    except BackendCompilerFailed as report:
+        if isinstance(report.inner_exception, ElbowroomError):
+            raise report.inner_exception from None
+        raise
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        yield

@@ -1,0 +1,145 @@
+"""Proof that nothing changed: one planned step against one plain step, bit by bit.
+
+Compared are what the step returns, the gradient of every parameter, every buffer, and the random streams. Where the
+plain step differs from itself traced by PyTorch without any plan (`aot_eager`: other kernels than eager's), the
+planned step must equal the traced one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from elbowroom.capture.backend import capture_settings
+from elbowroom.errors import Mismatch
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Everything a step leaves behind."""
+
+    outputs: list[torch.Tensor]
+    gradients: dict[str, torch.Tensor | None]
+    buffers: dict[str, torch.Tensor]
+    random: list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was compared, and against what. `against` is "eager" or "aot_eager"."""
+
+    against: str
+    compared: int
+
+    def __str__(self) -> str:
+        return f"identical to {self.against}: outputs, gradients, buffers and random state ({self.compared} tensors)"
+
+
+def verify_step(session: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Verification:
+    """Compare a planned step with plain execution; `Mismatch` names the first difference."""
+    model = session.model
+    planned = outcome(model, session, args, kwargs)
+    plain = outcome(model, session.step, args, kwargs)
+    difference = first_difference(plain, planned)
+    if difference is None:
+        return Verification("eager", _count(plain))
+    with capture_settings(64):
+        traced = outcome(model, torch.compile(session.step, backend="aot_eager", dynamic=False), args, kwargs)
+    if first_difference(plain, traced) is not None and first_difference(traced, planned) is None:
+        return Verification("aot_eager", _count(plain))
+    raise Mismatch(f"the planned step differs from plain execution: {difference}")
+
+
+def outcome(model: nn.Module, step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
+    """Run a step and its backward from the present state; the model is left as it was found."""
+    with _state_kept(model):
+        inputs = [leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
+        before = [leaf.detach().clone() for leaf in inputs]
+        outputs = [leaf for leaf in tree_leaves(step(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+        total = sum(leaf.float().sum() for leaf in outputs if leaf.requires_grad)
+        if isinstance(total, torch.Tensor):
+            total.backward()
+        result = Outcome(
+            [leaf.detach().clone() for leaf in outputs],
+            {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()},
+            {name: buffer.clone() for name, buffer in model.named_buffers()},
+            _random_states(),
+        )
+        with torch.no_grad():
+            for leaf, value in zip(inputs, before, strict=True):
+                if leaf.grad_fn is None:
+                    leaf.copy_(value)
+    return result
+
+
+def first_difference(plain: Outcome, planned: Outcome) -> str | None:
+    """In words, with how far apart they are; None if all bits are equal."""
+    for i, (a, b) in enumerate(zip(plain.outputs, planned.outputs, strict=True)):
+        if not same_bits(a, b):
+            return f"output {i}{_distance(a, b)}"
+    for what, ours, theirs in (
+        ("the gradient of", plain.gradients, planned.gradients),
+        ("buffer", plain.buffers, planned.buffers),
+    ):
+        for name, a_or_none in ours.items():
+            b_or_none = theirs[name]
+            if a_or_none is None or b_or_none is None:
+                if a_or_none is not b_or_none:
+                    return f"{what} {name} is missing in one of them"
+            elif not same_bits(a_or_none, b_or_none):
+                return f"{what} {name}{_distance(a_or_none, b_or_none)}"
+    for a, b in zip(plain.random, planned.random, strict=True):
+        if not torch.equal(a, b):
+            return "the random generator's state afterwards"
+    return None
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool(torch.equal(a, b) or torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)))
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> str:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return f" ({a.dtype} {list(a.shape)} against {b.dtype} {list(b.shape)})"
+    far = (a.double() - b.double()).abs().max().item()
+    return f" (by up to {far:.3g}, where the largest value is {a.double().abs().max().item():.3g})"
+
+
+def _count(result: Outcome) -> int:
+    return len(result.outputs) + len(result.gradients) + len(result.buffers) + len(result.random)
+
+
+def _random_states() -> list[torch.Tensor]:
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state())
+    return states
+
+
+@contextmanager
+def _state_kept(model: nn.Module) -> Iterator[None]:
+    """Gradients start from None and come back; buffers and random states too."""
+    gradients = [(p, p.grad) for p in model.parameters()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    states = _random_states()
+    for p, _ in gradients:
+        p.grad = None
+    try:
+        yield
+    finally:
+        for p, gradient in gradients:
+            p.grad = gradient
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        torch.set_rng_state(states[0])
+        if len(states) > 1:
+            torch.cuda.set_rng_state(states[1])

@@ -1,0 +1,84 @@
+"""One captured training step: the operators of forward and backward, what each reads, and the bytes it makes.
+
+A `Joint` is what capture hands to the planner. It knows operators by number and storages by number, and nothing
+of PyTorch: cutting it into stages, choosing what to save and predicting memory are plain arithmetic on it.
+
+Operators are numbered in an order in which they can run: inputs first (parameters, buffers, the batch, then the
+gradients that arrive from outside), then the forward, then the backward. A *storage* is one allocation; views
+share it. Running an operator again makes new storages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["input", "gradient", "forward", "backward"]
+
+
+@dataclass(slots=True)
+class Op:
+    """One operator of the joint graph.
+
+    `replay_reads` is what a second run reads: BatchNorm, for one, leaves its running statistics alone then.
+    `makes` lists the storages it allocates with their bytes, `shares` those of its inputs that its outputs view.
+    """
+
+    index: int
+    name: str
+    target: str
+    kind: Kind
+    reads: tuple[int, ...]
+    replay_reads: tuple[int, ...]
+    makes: tuple[tuple[int, int], ...]
+    shares: tuple[int, ...]
+    module: str = ""
+    sequence: int | None = None  # autograd's number of the forward operator that a backward one belongs to
+    random: bool = False
+    reusable: tuple[int, ...] = ()  # what it reads that it could write its output over
+    storable: bool = True  # whether its value is a tensor that can be kept for the backward
+    time: float = 0.0
+    workspace: int = 0
+    key: str = ""  # equal keys: the same operator on the same shapes
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for _, size in self.makes)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether running it costs next to nothing and allocates nothing."""
+        return not self.makes and bool(self.shares)
+
+
+@dataclass(slots=True)
+class Joint:
+    """A step's operators, and which of their values leave it.
+
+    `results` are the values the forward program returns to the caller, `updates` those among its outputs that
+    only overwrite inputs and die at once; `effects` run because they change an input themselves. `gradients` pairs each differentiated input
+    with the value of its gradient; `parameters` are the inputs whose gradient is accumulated inside the program.
+    """
+
+    ops: list[Op]
+    inputs: tuple[int, ...]
+    arriving: tuple[int, ...]
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    results: tuple[int, ...]
+    updates: tuple[int, ...]
+    gradients: tuple[tuple[int, int], ...]
+    parameters: frozenset[int]
+    effects: tuple[int, ...] = ()
+    overwritten: dict[int, int] = field(default_factory=dict)  # inputs the step mutates, with their bytes
+    storage_bytes: dict[int, int] = field(default_factory=dict)
+
+    def bytes_of(self, storages: Sequence[int] | set[int] | frozenset[int]) -> int:
+        sizes = self.storage_bytes
+        return sum(sizes.get(storage, 0) for storage in storages)
+
+    def storages(self, op: int) -> tuple[int, ...]:
+        """Every storage that the value of an operator keeps alive."""
+        entry = self.ops[op]
+        return (*(storage for storage, _ in entry.makes), *entry.shares)

@@ -1,0 +1,1 @@
+"""What a step really takes: its memory and its time, measured."""

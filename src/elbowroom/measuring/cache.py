@@ -1,0 +1,74 @@
+"""What was measured, kept on disk: one JSON file per device, set of versions and settings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+
+OpCosts: TypeAlias = dict[str, tuple[float, int]]  # operator key → seconds, workspace bytes
+
+ENVIRONMENT = "ELBOWROOM_CACHE"
+
+
+def cache_folder() -> Path:
+    """Where measurements are kept: `$ELBOWROOM_CACHE`, or `elbowroom` in the user's cache folder."""
+    if chosen := os.environ.get(ENVIRONMENT):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elbowroom"
+
+
+def setting_of(device: torch.device) -> dict[str, str]:
+    """Everything besides the operator that its time and workspace may depend on."""
+    setting = {"torch": torch.__version__, "device": device.type, "deterministic": str(_deterministic())}
+    if device.type == "cuda":
+        setting |= {
+            "name": torch.cuda.get_device_name(device),
+            "cuda": str(torch.version.cuda),
+            "cudnn": f"{torch.backends.cudnn.version()} {torch.backends.cudnn.benchmark}",
+            "precision": torch.get_float32_matmul_precision(),
+        }
+    else:
+        setting |= {"threads": str(torch.get_num_threads()), "cpu": torch.backends.cpu.get_cpu_capability()}
+    return setting
+
+
+@contextmanager
+def cached_costs(device: torch.device) -> Iterator[OpCosts]:
+    """The costs known for a device; whatever is added inside the block is kept. Losing the file loses only time."""
+    setting = setting_of(device)
+    digest = hashlib.sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()[:16]
+    path = cache_folder() / f"operators-{digest}.json"
+    costs = _read(path)
+    known = len(costs)
+    yield costs
+    if len(costs) > known:
+        _write(path, setting, {**_read(path), **costs})
+
+
+def _read(path: Path) -> OpCosts:
+    try:
+        entries = json.loads(path.read_text())["operators"]
+        return {key: (float(seconds), int(size)) for key, (seconds, size) in entries.items()}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _write(path: Path, setting: dict[str, str], costs: OpCosts) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps({"setting": setting, "operators": costs}))
+        os.replace(draft, path)
+    except OSError:
+        pass  # a read-only home is no reason not to train
+
+
+def _deterministic() -> bool:
+    return torch.are_deterministic_algorithms_enabled()

@@ -1,0 +1,186 @@
+"""Times and workspaces of operators, measured once per distinct operator on the device that will run it.
+
+What was measured is kept on disk under the operator, its shapes and dtypes, and the device and versions it was
+measured on. An operator that cannot run on made-up data is estimated instead.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time as clock
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
+
+from elbowroom.capture.joint_graph import Captured
+from elbowroom.measuring.cache import OpCosts, cached_costs
+from elbowroom.measuring.estimate import estimated_time
+
+Report = Callable[[float], None]
+
+_LEAST_SAMPLE = 2e-3  # seconds: shorter operators are repeated until a sample lasts this long
+_SAMPLES = 3
+
+
+def measure_ops(captured: Captured, *, estimate: bool = False, report: Report = lambda part: None) -> None:
+    """Fill in `time` and `workspace` of every operator of a joint graph."""
+    distinct: dict[str, fx.Node] = {}
+    for op, node in zip(captured.joint.ops, captured.nodes, strict=True):
+        if op.key and not op.is_view and op.makes:
+            distinct.setdefault(op.key, node)
+    if estimate:
+        costs: OpCosts = {key: (estimated_time(node, captured.device), 0) for key, node in distinct.items()}
+    else:
+        with cached_costs(captured.device) as costs:
+            missing = {key: node for key, node in distinct.items() if key not in costs}
+            measure = _measure_cuda if captured.device.type == "cuda" else _measure_cpu
+            with _disable_current_modes():  # while PyTorch traces, tensors would be made of nothing
+                costs.update(measure(missing, captured.device, report))
+    for op in captured.joint.ops:
+        op.time, op.workspace = costs.get(op.key, (0.0, 0))
+    report(1.0)
+
+
+# --- CPU -----------------------------------------------------------------------------------------------------
+
+_MARK = 7_654_321  # bytes; an allocation of this odd size separates operators in the profiler's events
+
+
+def _measure_cpu(nodes: dict[str, fx.Node], device: torch.device, report: Report) -> OpCosts:
+    times: dict[str, float] = {}
+    order: list[str] = []
+    if not nodes:
+        return {}
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    for done, (key, node) in enumerate(nodes.items()):
+        report(0.8 * done / len(nodes))
+        try:
+            call = _made_up_call(node)
+            with torch.no_grad():
+                call()
+                times[key] = min(_cpu_samples(call))  # whatever else the machine does only adds
+        except Exception:
+            times[key] = estimated_time(node, device)
+            continue
+        order.append(key)
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler, torch.no_grad():
+        for key in order:
+            call = _made_up_call(nodes[key])
+            torch.empty(_MARK, dtype=torch.uint8)
+            result = call()
+            torch.empty(_MARK, dtype=torch.uint8)
+            del result, call
+    workspaces = dict(zip(order, _workspaces(profiler), strict=True))
+    return {key: (times[key], workspaces.get(key, 0)) for key in times}
+
+
+def _cpu_samples(call: Callable[[], Any]) -> list[float]:
+    started = clock.perf_counter()
+    call()
+    once = clock.perf_counter() - started
+    repeats = max(1, min(20, int(_LEAST_SAMPLE / max(once, 1e-7) / _SAMPLES)))
+    samples = []
+    for _ in range(_SAMPLES if once < 0.05 else 1):
+        started = clock.perf_counter()
+        for _ in range(repeats):
+            call()
+        samples.append((clock.perf_counter() - started) / repeats)
+    return samples
+
+
+def _workspaces(profiler: Any) -> list[int]:
+    """Per marked operator: the most it had allocated, above what it left (its outputs)."""
+    changes = [event.nbytes() for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    found, inside, now, peak = [], False, 0, 0
+    skip_free = False
+    for change in changes:
+        if skip_free:  # the mark's own release
+            skip_free = False
+        elif change == _MARK:
+            if inside:
+                found.append(peak - now)
+            inside, now, peak, skip_free = not inside, 0, 0, True
+        elif inside:
+            now += change
+            peak = max(peak, now)
+    return found
+
+
+# --- CUDA ----------------------------------------------------------------------------------------------------
+
+
+def _measure_cuda(nodes: dict[str, fx.Node], device: torch.device, report: Report) -> OpCosts:
+    costs: OpCosts = {}
+    for done, (key, node) in enumerate(nodes.items()):
+        report(done / len(nodes))
+        try:
+            with torch.no_grad():
+                costs[key] = _measure_cuda_op(_made_up_call(node), device)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            costs[key] = (estimated_time(node, device), 0)
+        except Exception:
+            costs[key] = (estimated_time(node, device), 0)
+    return costs
+
+
+def _measure_cuda_op(call: Callable[[], Any], device: torch.device) -> tuple[float, int]:
+    call()  # picks algorithms, allocates lasting workspaces
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    result = call()
+    workspace = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    del result
+    once = _cuda_seconds(call, 1)
+    repeats = max(1, min(20, int(_LEAST_SAMPLE / max(once, 1e-7))))
+    samples = [_cuda_seconds(call, repeats) / repeats for _ in range(_SAMPLES if once < 0.05 else 1)]
+    return statistics.median(samples), workspace
+
+
+def _cuda_seconds(call: Callable[[], Any], repeats: int) -> float:
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(repeats):
+        call()
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop) / 1e3
+
+
+# --- running one operator on made-up data --------------------------------------------------------------------
+
+
+def _made_up_call(node: fx.Node) -> Callable[[], Any]:
+    limit = _index_limit(node)
+
+    def real(value: Any) -> Any:
+        return _made_up(value, limit) if isinstance(value, torch.Tensor) else value
+
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda a: tree_map(real, a.meta["val"]))
+    target = node.target
+    return lambda: target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _made_up(fake: torch.Tensor, limit: int) -> torch.Tensor:
+    """A real tensor with the traced one's shape, strides and dtype. Indices stay within `limit`."""
+    count = fake.untyped_storage().nbytes() // fake.element_size()
+    if fake.is_floating_point() and fake.element_size() > 1:
+        flat = torch.empty(count, dtype=fake.dtype, device=fake.device).uniform_(-1, 1)
+    elif fake.dtype in (torch.int64, torch.int32) and limit > 1:
+        flat = torch.randint(limit, (count,), dtype=fake.dtype, device=fake.device)
+    else:
+        flat = torch.zeros(count, dtype=fake.dtype, device=fake.device)
+    return flat.as_strided(fake.shape, fake.stride(), fake.storage_offset())
+
+
+def _index_limit(node: fx.Node) -> int:
+    """Integers are zeros, which no operator finds out of range; embeddings are timed on spread-out rows."""
+    if node.target is torch.ops.aten.embedding.default:
+        return int(node.args[0].meta["val"].shape[0])  # type: ignore[union-attr]
+    if node.target is torch.ops.aten.embedding_dense_backward.default:
+        return int(node.args[2])  # type: ignore[call-overload, arg-type]
+    return 1

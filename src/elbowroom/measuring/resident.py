@@ -1,0 +1,105 @@
+"""What is in memory during the whole step, whatever the plan: parameters, their gradients, optimizer state, the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from elbowroom.errors import InputError
+from elbowroom.measuring.allocator import allocator_block
+
+
+def resident_bytes(
+    model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer | None, device: torch.device
+) -> dict[str, int]:
+    """Bytes by what they are for. On CUDA, `other` is whatever else is allocated there already."""
+    parameters = list(model.parameters())
+    trained = [p for p in parameters if p.requires_grad]
+    known: set[int] = set()
+    parts = {
+        "parameters": _bytes(parameters, device, known),
+        "gradients": sum(_rounded(p.numel() * p.element_size(), device) for p in _distinct(trained, device)),
+        "buffers": _bytes(model.buffers(), device, known),
+        "optimizer": optimizer_bytes(optimizer, device) if optimizer is not None else 0,
+        "batch": _bytes((leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)), device, known),
+    }
+    if device.type == "cuda":
+        gradients = [p.grad for p in trained if p.grad is not None]
+        ours = _bytes([*parameters, *model.buffers(), *gradients, *_state_tensors(optimizer)], device, set())
+        batch_tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        ours += _bytes(batch_tensors, device, set())
+        parts["other"] = max(0, torch.cuda.memory_allocated(device) - ours)
+    return parts
+
+
+def device_bytes(model: nn.Module) -> int | None:
+    """Size of the device a model lives on, where budgets may be given as a share of it."""
+    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+
+
+def optimizer_bytes(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
+    """Bytes of an optimizer's state: what is there, or what its first step will make."""
+    if optimizer.state:
+        return _bytes(_state_tensors(optimizer), device, set())
+    total = 0
+    for group in optimizer.param_groups:
+        per_element, fixed = _state_of_one(optimizer, group)
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter.device.type == device.type:
+                total += sum(_rounded(int(parameter.numel() * size), device) for size in per_element) + fixed
+    return total
+
+
+def _state_of_one(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> tuple[list[float], int]:
+    """Try the optimizer on one small parameter: bytes per element of state shaped like it, and bytes besides."""
+    sample = next((p for p in group["params"]), None)
+    if sample is None:
+        return [], 0
+    trial = torch.zeros(3, 5, dtype=sample.dtype, requires_grad=True)
+    trial.grad = torch.ones_like(trial)
+    settings = {key: value for key, value in group.items() if key != "params"}
+    for key in ("fused", "foreach", "capturable"):
+        if key in settings:
+            settings[key] = False if key == "capturable" else None
+    try:
+        copy = type(optimizer)([{"params": [trial], **settings}])  # type: ignore[call-arg]
+        copy.step()
+    except Exception as failure:
+        raise InputError(
+            "optimizer", f"{type(optimizer).__name__} has no state yet and cannot be tried; take one step first"
+        ) from failure
+    tensors = [value for value in copy.state[trial].values() if isinstance(value, torch.Tensor)]
+    like = [value.element_size() for value in tensors if value.shape == trial.shape]
+    return [float(size) for size in like], 0
+
+
+def _state_tensors(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
+    if optimizer is None:
+        return []
+    return [leaf for state in optimizer.state.values() for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
+
+
+def _distinct(parameters: Iterable[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    return list({id(p): p for p in parameters if p.device.type == device.type}.values())
+
+
+def _bytes(tensors: Iterable[torch.Tensor], device: torch.device, known: set[int]) -> int:
+    """Storages on the device that were not counted before; adds them to `known`."""
+    total = 0
+    for tensor in tensors:
+        if tensor.device.type != device.type:
+            continue
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            known.add(storage.data_ptr())
+            total += _rounded(storage.nbytes(), device)
+    return total
+
+
+def _rounded(size: int, device: torch.device) -> int:
+    return allocator_block(device.type == "cuda")(size)

@@ -1,0 +1,147 @@
+"""Finds the fastest program of a captured graph that stays within a number of bytes.
+
+The dynamic program plans stages of a chain, whose sizes are sums that leave out what only shows operator by operator:
+tensors that cross several cuts, values that die early, operators that turn out not to be needed again. So its budget
+is a dial, not the truth: the planner turns it, translates each schedule into a program, predicts that program
+exactly, and keeps the fastest one that fits. Several ways to cut and to count are tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from elbowroom.joint import Joint
+from elbowroom.problem import Chain
+from elbowroom.program import Prediction, Program, Surroundings, make_program, predict
+from elbowroom.schedule import Operation, simulate
+from elbowroom.solve.persistent import Sweep
+from elbowroom.stages.costs import Account, Staged, stage
+from elbowroom.stages.cuts import cut
+from elbowroom.stages.translate import program_for
+
+_TURNS = 9  # of the dial, per way to cut and count
+_TRIES = 60  # values considered for keeping after all, once a program is found
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A program, what it takes, and where it came from."""
+
+    program: Program
+    prediction: Prediction
+    method: str
+    schedule: tuple[Operation, ...] = ()
+    staged: Staged | None = None
+
+
+class Planner:
+    """Plans one captured graph; asked for several budgets, it cuts and counts only once."""
+
+    def __init__(self, joint: Joint, around: Surroundings, report: Callable[[float], None] = lambda part: None) -> None:
+        self.joint = joint
+        self.around = around
+        self.report = report
+        self.everything = self._predicted(make_program(joint, joint.backward), "everything is saved")
+        self._candidates = list(_candidates(joint)) if joint.forward and joint.backward else []
+        self._leasts: dict[tuple[int, Account], Planned] = {}
+
+    def best(self, room: int) -> Planned | None:
+        """The fastest program found within `room` bytes above what is resident; None if there is none."""
+        if self.everything.prediction.peak_bytes <= room:
+            return self.everything
+        found: list[Planned] = []
+        for done, (number, account) in enumerate(self._ways()):
+            found.extend(self._turn(number, account, room))
+            self.report((done + 1) / len(self._ways()))
+        fitting = [plan for plan in found if plan.prediction.peak_bytes <= room]
+        if not fitting:
+            return None
+        best = min(fitting, key=lambda plan: (plan.prediction.time_s, plan.prediction.peak_bytes))
+        return self._keep_more(best, room)
+
+    @property
+    def least(self) -> Planned:
+        """The program of the lowest peak found."""
+        found = [self.everything, *(self._least(number, account) for number, account in self._ways())]
+        return min(found, key=lambda plan: plan.prediction.peak_bytes)
+
+    def _ways(self) -> list[tuple[int, Account]]:
+        return [(number, account) for number in range(len(self._candidates)) for account in ("full", "once")]
+
+    def _least(self, number: int, account: Account) -> Planned:
+        if (number, account) not in self._leasts:
+            sweep = Sweep(self._chain(number, account), 0)
+            self._leasts[number, account] = self._translated(number, account, sweep, sweep.least_bytes)
+        return self._leasts[number, account]
+
+    def _turn(self, number: int, account: Account, room: int) -> Iterator[Planned]:
+        """Programs for budgets around the largest that fits when predicted exactly: a bisection."""
+        sweep = Sweep(self._chain(number, account), 2 * room)
+        low, high = sweep.least_bytes, sweep.most_bytes
+        if low > high:
+            yield self._least(number, account)
+            return
+        for turn in range(_TURNS):
+            middle = low if turn == 0 else (room if turn == 1 and low < room < high else (low + high) // 2)
+            plan = self._translated(number, account, sweep, middle)
+            yield plan
+            if plan.prediction.peak_bytes <= room:
+                low = middle
+            elif turn == 0:
+                return
+            else:
+                high = middle
+
+    def _chain(self, number: int, account: Account) -> Chain:
+        results = {s for op in self.joint.results for s in self.joint.storages(op)}
+        arriving = {s for op in self.joint.arriving for s in self.joint.storages(op)}
+        outside = self.around.outside_bytes + self.joint.bytes_of(results | arriving)
+        return self._candidates[number].chain(account, outside)
+
+    def _translated(self, number: int, account: Account, sweep: Sweep, budget: int) -> Planned:
+        staged = self._candidates[number]
+        schedule = sweep.schedule(budget)
+        simulate(sweep.chain, schedule)  # the referee: raises if the schedule cannot run
+        program = program_for(staged, schedule)
+        method = f"persistent, {len(staged.pieces)} stages, {account} account"
+        return Planned(program, predict(self.joint, program, self.around), method, schedule, staged)
+
+    def _predicted(self, program: Program, method: str) -> Planned:
+        return Planned(program, predict(self.joint, program, self.around), method)
+
+    def _keep_more(self, plan: Planned, room: int) -> Planned:
+        """Use up what room is left: keep values from the forward that the plan would recompute, dearest first."""
+        joint = self.joint
+        tried: set[int] = set()
+        for _ in range(_TRIES):
+            slack = room - plan.prediction.peak_bytes
+            replays = plan.program.replays
+            worth = [
+                (joint.ops[op].time * count / max(1, size), op)
+                for op, count in replays.items()
+                if op not in tried and joint.ops[op].storable and 0 < (size := _bytes(joint, op)) <= slack
+            ]
+            if not worth:
+                break
+            _, op = max(worth)
+            tried.add(op)
+            order = [i.op for i in plan.program.backward if i.op != op]
+            program = make_program(joint, order)
+            prediction = predict(joint, program, self.around)
+            if prediction.peak_bytes <= room and prediction.time_s < plan.prediction.time_s:
+                plan = Planned(program, prediction, plan.method, plan.schedule, plan.staged)
+        return plan
+
+
+def _candidates(joint: Joint) -> Iterator[Staged]:
+    """Ways to cut: only where little crosses, and more finely inside large stages."""
+    coarse, fine = cut(joint, divide=False), cut(joint, divide=True)
+    if len(coarse) > 1:
+        yield stage(joint, coarse)
+    if len(fine) != len(coarse) or len(coarse) <= 1:
+        yield stage(joint, fine)
+
+
+def _bytes(joint: Joint, op: int) -> int:
+    return joint.bytes_of(set(joint.storages(op)))

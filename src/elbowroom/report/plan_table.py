@@ -1,0 +1,278 @@
+"""A plan for people: what the step takes, what happens to each module of the model, and memory over the step.
+
+Modules that differ only in an index of their path (`transformer.h.0`, `transformer.h.1`) and of which the plan says
+the same become one row. Deep submodules are gathered into their parents until the table is short enough to read.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from rich.console import Console
+from rich.table import Table
+
+from elbowroom.plans import Plan
+from elbowroom.report.picture import memory_picture
+from elbowroom.report.tables import facts_table
+from elbowroom.schedule import Simulation, Span
+from elbowroom.units import format_bytes, format_seconds
+
+MOST_ROWS = 40
+WIDTH = 118  # of tables that are not printed on a terminal
+_ALIKE = 0.2  # by how much the times of modules in one row may differ
+
+Part: TypeAlias = str | tuple[int, ...]  # of a module's path: a name, or the indices that a row stands for
+
+
+@dataclass(frozen=True)
+class Row:
+    """One or several modules alike; the figures are of all of them together.
+
+    `itself`: only what the module does outside its submodules, which have rows of their own.
+    """
+
+    path: tuple[Part, ...]
+    itself: bool
+    count: int
+    saved_bytes: int
+    replays: int  # most often that one of the operators runs again
+    forward_time_s: float
+    replay_time_s: float
+
+    @property
+    def label(self) -> str:
+        name = ".".join(part if isinstance(part, str) else _ranges(part) for part in self.path) or "(the model)"
+        return f"{name} itself" if self.itself and self.path else name
+
+
+def plan_text(plan: Plan, depth: int | None = None, width: int = WIDTH) -> str:
+    """Header and table as plain text."""
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
+    print_plan(console, plan, depth)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def print_plan(console: Console, plan: Plan, depth: int | None = None) -> None:
+    console.print(plan_facts(plan))
+    console.print()
+    console.print(plan_table(plan, depth))
+
+
+def plan_facts(plan: Plan) -> Table:
+    """Budget, prediction and what fills it, one fact per row."""
+    table = facts_table()
+    resident = [f"{name} {format_bytes(size)}" for name, size in plan.resident.items() if size]
+    device = plan.setting.get("name", plan.setting.get("device", "an unknown device"))
+    share = f", {plan.peak_bytes / plan.budget_bytes:.0%} of the budget" if plan.budget_bytes else ""
+    table.add_row("budget", _exactly(plan.budget_bytes))
+    table.add_row("predicted peak", f"{_exactly(plan.peak_bytes)}{share}")
+    table.add_row("  all the time", f"{format_bytes(plan.resident_bytes)}: {', '.join(resident) or 'nothing'}")
+    table.add_row("  for the step", format_bytes(plan.peak_bytes - plan.resident_bytes))
+    table.add_row("plain peak", f"{_exactly(plan.plain_peak_bytes)}, everything saved")
+    table.add_row("extra time", f"{extra_time(plan):.1%} ({_times(plan)})")
+    table.add_row("method", "; ".join(dict.fromkeys(region.method for region in plan.regions)))
+    if len(plan.regions) > 1:
+        table.add_row("graphs", f"{len(plan.regions)}, planned together")
+    table.add_row("made for", f"{plan.inputs or 'no tensors'} on {device}")
+    for note in plan.notes:
+        table.add_row("note", note)
+    return table
+
+
+def plan_table(plan: Plan, depth: int | None = None) -> Table:
+    """What is saved and what runs again, module by module; the last row is the plan's total."""
+    rows = module_rows(plan, depth)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("module", overflow="fold")
+    for title in ("", "saved", "runs again", "forward", "recomputation"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.label,
+            f"×{row.count}" if row.count > 1 else "",
+            format_bytes(row.saved_bytes) if row.saved_bytes else "–",
+            f"{row.replays}×" if row.replays else "–",
+            format_seconds(row.forward_time_s) if row.forward_time_s else "–",
+            format_seconds(row.replay_time_s) if row.replay_time_s else "–",
+        )
+    if unnamed := unnamed_bytes(plan):
+        table.add_row("outputs, random states, copies of buffers", "", format_bytes(unnamed), "–", "–", "–")
+    table.add_section()
+    table.add_row(
+        "total",
+        "",
+        format_bytes(sum(row.saved_bytes for row in rows) + unnamed_bytes(plan)),
+        "",
+        format_seconds(sum(row.forward_time_s for row in rows)),
+        format_seconds(sum(row.replay_time_s for row in rows)),
+        style="bold",
+    )
+    return table
+
+
+def extra_time(plan: Plan) -> float:
+    """Recomputation as a share of the step's time without any."""
+    return plan.time_s / plan.plain_time_s - 1 if plan.plain_time_s else 0.0
+
+
+def unnamed_bytes(plan: Plan) -> int:
+    """What lies between forward and backward without being a module's: outputs, generator states, buffers' copies."""
+    saved = sum(region.saved_bytes for region in plan.regions)
+    return saved - sum(module.saved_bytes for region in plan.regions for module in region.modules)
+
+
+# --- rows ----------------------------------------------------------------------------------------------------
+
+
+def module_rows(plan: Plan, depth: int | None = None) -> list[Row]:
+    """Rows of modules at most `depth` names deep; as deep as fits into a readable table if it is not given."""
+    rows = _rows(plan)
+    if depth is not None:
+        return _folded(_gathered(rows, max(1, depth)))
+    deepest = max((len(row.path) for row in rows), default=1)
+    for level in range(deepest, 0, -1):
+        folded = _folded(_gathered(rows, level))
+        if len(folded) <= MOST_ROWS:
+            break
+    return folded
+
+
+def _rows(plan: Plan) -> list[Row]:
+    """One row per module that has operators, in the order of the forward; a module of several graphs is one."""
+    modules = [module for region in plan.regions for module in region.modules]
+    rows = [
+        Row(
+            _path(module.module),
+            False,
+            1,
+            module.saved_bytes,
+            module.replays,
+            module.forward_time_s,
+            module.replay_time_s,
+        )
+        for module in modules
+    ]
+    return _merged_by_path(rows)
+
+
+def _path(module: str) -> tuple[Part, ...]:
+    """Parts of a path, without the first, which is the traced step's own name for the model."""
+    first, *rest = module.split(".")
+    parts = rest if first == "model" else [first, *rest]
+    return tuple((int(part),) if part.isdecimal() else part for part in parts if part)
+
+
+def _gathered(rows: Iterable[Row], depth: int) -> list[Row]:
+    """Rows cut to `depth` parts, what falls together added up."""
+    gathered = _merged_by_path([replace(row, path=row.path[:depth]) for row in rows])
+    parents = {row.path[:n] for row in gathered for n in range(len(row.path))}
+    return [replace(row, itself=row.path in parents) for row in gathered]
+
+
+def _merged_by_path(rows: Iterable[Row]) -> list[Row]:
+    merged: dict[tuple[Part, ...], Row] = {}
+    for row in rows:
+        merged[row.path] = _sum(merged[row.path], row, row.path, 1) if row.path in merged else row
+    return list(merged.values())
+
+
+def _folded(rows: list[Row]) -> list[Row]:
+    """Repeats into one row, outer indices first."""
+    for position in range(max((len(row.path) for row in rows), default=0)):
+        rows = _folded_at(rows, position)
+    return rows
+
+
+def _folded_at(rows: Sequence[Row], position: int) -> list[Row]:
+    kept: list[Row] = []
+    places: dict[object, list[int]] = {}  # everything that must be equal → rows that have it
+    for row in rows:
+        if len(row.path) <= position or isinstance(row.path[position], str):
+            kept.append(row)
+            continue
+        around = (row.path[:position], row.path[position + 1 :])
+        alike = places.setdefault((around, row.itself, row.count, row.saved_bytes, row.replays), [])
+        place = next((place for place in alike if _times_alike(kept[place], row)), None)
+        if place is None:
+            alike.append(len(kept))
+            kept.append(row)
+        else:
+            kept[place] = _joined(kept[place], row, position)
+    return kept
+
+
+def _times_alike(a: Row, b: Row) -> bool:
+    pairs = ((a.forward_time_s, b.forward_time_s), (a.replay_time_s, b.replay_time_s))
+    each = [(x / a.count, y / b.count) for x, y in pairs]
+    return all(abs(x - y) <= _ALIKE * max(x, y) for x, y in each)
+
+
+def _joined(a: Row, b: Row, position: int) -> Row:
+    indices = tuple(sorted({*a.path[position], *b.path[position]}))  # type: ignore[arg-type]
+    return _sum(a, b, (*a.path[:position], indices, *a.path[position + 1 :]), a.count + b.count)  # type: ignore[arg-type]
+
+
+def _sum(a: Row, b: Row, path: tuple[Part, ...], count: int) -> Row:
+    return Row(
+        path,
+        a.itself,
+        count,
+        a.saved_bytes + b.saved_bytes,
+        max(a.replays, b.replays),
+        a.forward_time_s + b.forward_time_s,
+        a.replay_time_s + b.replay_time_s,
+    )
+
+
+# --- memory over the step ------------------------------------------------------------------------------------
+
+
+def plan_picture(plan: Plan, width: int = 72, height: int = 8) -> str:
+    """Memory over the step as predicted, with everything resident in it; all operators are drawn equally wide."""
+    return memory_picture(plan_line(plan), budget=plan.budget_bytes, width=width, height=height)
+
+
+def plan_line(plan: Plan) -> Simulation:
+    """The predicted memory, one span per operator: the graphs' forwards in order, then their backwards in reverse."""
+    forwards: list[int] = []
+    backwards: list[list[int]] = []
+    held = plan.resident_bytes
+    for region in plan.regions:
+        turn = len(region.timeline) - len(region.order) - 1
+        forwards += [held + size for size in region.timeline[:turn]]
+        backwards.append([held + size for size in region.timeline[turn:]])
+        held += region.saved_bytes
+    levels = [*forwards, *(level for backward in reversed(backwards) for level in backward)]
+    spans = [Span(float(i), i + 1.0, level, i) for i, level in enumerate(levels)]
+    peak = max(levels, default=plan.resident_bytes)
+    return Simulation((), float(len(levels)), peak, levels.index(peak) if levels else 0, spans)
+
+
+# --- words ---------------------------------------------------------------------------------------------------
+
+
+def _times(plan: Plan) -> str:
+    modules = [module for region in plan.regions for module in region.modules]
+    forward, again = sum(m.forward_time_s for m in modules), sum(m.replay_time_s for m in modules)
+    backward = max(0.0, plan.time_s - forward - again)
+    parts = f"forward {format_seconds(forward)}, backward {format_seconds(backward)}"
+    return f"{parts}, recomputation {format_seconds(again)}" if again else f"{parts}, nothing runs again"
+
+
+def _exactly(size: int) -> str:
+    return f"{format_bytes(size)} ({size})"
+
+
+def _ranges(indices: Sequence[int]) -> str:
+    """`(0, 1, 2, 5)` → `0–2,5`."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return ",".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

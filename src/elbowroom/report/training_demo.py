@@ -1,0 +1,423 @@
+"""The demonstration: two models trained for a few steps, plainly and in less memory, with the same gradients.
+
+Each model trains from the same parameters, batches and random state every time. What is compared is every step's
+loss and the gradient of every parameter, and the buffers in the end, bit by bit; parameters change in between, so
+a difference in one step would show in the next ones too. On a GPU the models are larger and run in bfloat16.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from rich.console import Group
+from rich.table import Table
+from torch import Tensor, nn
+
+from elbowroom.api import fit
+from elbowroom.capture.backend import capture_settings
+from elbowroom.errors import BudgetTooSmall
+from elbowroom.execute.session import Session
+from elbowroom.execute.verify import same_bits
+from elbowroom.measuring.memory import Measurement, measure
+from elbowroom.report.picture import Lines
+from elbowroom.schedule import Simulation, Span
+from elbowroom.solve import Progress
+from elbowroom.units import MAX_BYTES, format_bytes, format_seconds
+
+STEPS = 5
+SHARES = (1 / 2, 1 / 4)  # of what plain execution allocates during the step
+_SEED = 7
+_FRACTIONS = {1 / 2: "½", 1 / 4: "¼"}
+
+Call = Callable[..., Tensor]
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model trained in one way. `share` is of the plain step's activations; None is plain execution."""
+
+    model: str
+    share: float | None
+    least: bool  # the budget asked for was too small, and this is the least there is
+    budget_bytes: int | None
+    predicted_peak_bytes: int | None
+    measured_peak_bytes: int
+    step_time_s: float
+    time_ratio: float
+    identical: bool
+    against: str  # "eager", or "aot_eager" where tracing alone changes the bits
+    loss: float
+    line: Simulation
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "line"}
+
+
+def run_training_demo(report: Progress) -> list[Run]:
+    """Train both models in all ways, on the GPU if there is one."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    subjects = (transformer_subject(device), cnn_subject(device))
+    runs: list[Run] = []
+    for number, subject in enumerate(subjects):
+
+        def report_part(part: float, done: int = number) -> None:
+            report((done + part) / len(subjects))
+
+        runs.extend(train_all_ways(subject, report_part))
+    return runs
+
+
+def training_table(runs: Sequence[Run]) -> Group:
+    """One row per model and way, and what the columns mean below."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("model", no_wrap=True)
+    table.add_column("budget", no_wrap=True)
+    for title in ("", "predicted peak", "measured peak", "time", "gradients identical"):
+        table.add_column(title, justify="right", no_wrap=True)
+    previous = ""
+    for run in runs:
+        if previous and run.model != previous:
+            table.add_row()
+        table.add_row(
+            run.model if run.model != previous else "",
+            _share_text(run),
+            "" if run.budget_bytes is None else format_bytes(run.budget_bytes),
+            "" if run.predicted_peak_bytes is None else format_bytes(run.predicted_peak_bytes),
+            format_bytes(run.measured_peak_bytes),
+            f"× {run.time_ratio:.2f}",
+            _identity_text(run),
+        )
+        previous = run.model
+    plain = ", ".join(f"{run.model} {format_seconds(run.step_time_s)}" for run in runs if run.share is None)
+    note = (
+        f"\n{STEPS} steps each on {_device_name()}; plain steps take: {plain}. Budgets and peaks count parameters, "
+        "gradients, momentum and batch too; ½ and ¼ are of what plain execution allocates beyond those. Compared bit "
+        "by bit with plain execution: every loss, the gradient of every parameter in every step, the buffers."
+    )
+    return Group(table, note)
+
+
+def training_json(runs: Sequence[Run]) -> dict[str, Any]:
+    return {"device": _device_name(), "steps": STEPS, "runs": [run.to_json() for run in runs]}
+
+
+def demo_lines(runs: Sequence[Run]) -> dict[str, Lines]:
+    """Memory over the step as measured, one panel per model."""
+    panels: dict[str, dict[str, tuple[Simulation, int | None]]] = {}
+    for run in runs:
+        panels.setdefault(run.model, {})[_share_text(run)] = (run.line, run.budget_bytes)
+    return dict(panels)
+
+
+# --- training ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that returns its loss, and batches for it."""
+
+    title: str
+    model: nn.Module
+    batches: Sequence[tuple[Tensor, ...]]
+    precision: Callable[[], AbstractContextManager[Any]]
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training left behind: everything that is compared (on the CPU), and what it took."""
+
+    values: Mapping[str, Tensor]
+    loss: float
+    step_time_s: float
+    taken: Measurement
+
+
+def train_all_ways(subject: Subject, report: Progress) -> Iterator[Run]:
+    """Plainly, then within each share of the plain step's activations."""
+    start = {name: value.detach().cpu().clone() for name, value in subject.model.state_dict().items()}
+    plain = train(subject, subject.model, start)
+    report(0.2)
+    session = _session(subject)
+    report(0.6)
+    plan = _plan(session, subject)
+    resident = plan.resident_bytes
+    activations = _total(plain.taken, resident) - resident
+    yield _run(subject, None, None, plain, plain, session, start)
+    for number, share in enumerate(SHARES, start=1):
+        least = _set_budget(session, resident + int(activations * share))
+        trained = train(subject, session, start)
+        budget = _plan(session, subject).budget_bytes
+        yield _run(
+            subject, (budget - resident) / activations if least else share, least, plain, trained, session, start
+        )
+        report(0.6 + 0.4 * number / len(SHARES))
+
+
+def train(subject: Subject, call: Call, start: Mapping[str, Tensor]) -> Trained:
+    """A few steps from the given state; then one more while its memory is measured."""
+    model, device = subject.model, subject.device
+    model.load_state_dict(start)
+    optimizer = subject.optimizer()
+    values: dict[str, Tensor] = {}
+    times: list[float] = []
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    torch.manual_seed(_SEED)
+    for number, batch in enumerate(subject.batches):
+        with _timed(device, times):
+            loss = _step(subject, call, batch, optimizer)
+        values[f"loss {number}"] = loss.cpu()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            values[f"gradient {number} {name}"] = parameter.grad.cpu().clone()
+    values.update((f"buffer {name}", buffer.cpu().clone()) for name, buffer in model.named_buffers())
+    with measure(device) as taken:
+        _step(subject, call, subject.batches[0], optimizer)
+    return Trained(values, float(loss), min(times), taken)
+
+
+def _step(subject: Subject, call: Call, batch: tuple[Tensor, ...], optimizer: torch.optim.Optimizer) -> Tensor:
+    """One training step. Gradients keep their memory, so that it is the same in every step."""
+    optimizer.zero_grad(set_to_none=False)
+    with subject.precision():
+        loss = call(*batch)
+    torch.autograd.backward(loss)
+    optimizer.step()
+    return loss.detach()
+
+
+def _session(subject: Subject) -> Session:
+    """The model fitted to more than it needs; budgets follow, and nothing is captured again for them."""
+    with subject.precision():
+        fitted = fit(subject.model, *subject.batches[0], budget=MAX_BYTES, optimizer=subject.optimizer())
+    return fitted.elbowroom  # type: ignore[no-any-return]
+
+
+def _plan(session: Session, subject: Subject) -> Any:
+    with subject.precision():
+        plan = session.prepare(subject.batches[0], {}).plan
+    assert plan is not None
+    return plan
+
+
+def _set_budget(session: Session, budget: int) -> bool:
+    """Plan within the budget, or the least there is; whether it had to be that."""
+    try:
+        session.set_budget(budget)
+    except BudgetTooSmall as refusal:
+        session.set_budget(refusal.least_budget)
+        return True
+    return False
+
+
+def _run(
+    subject: Subject,
+    share: float | None,
+    least: bool | None,
+    plain: Trained,
+    trained: Trained,
+    session: Session,
+    start: Mapping[str, Tensor],
+) -> Run:
+    plan = _plan(session, subject)
+    against = "eager"
+    identical = _same(plain, trained)
+    if not identical:
+        with capture_settings(64):
+            traced = train(subject, torch.compile(subject.model, backend="aot_eager", dynamic=False), start)
+        if not _same(plain, traced) and _same(traced, trained):
+            identical, against = True, "aot_eager"
+    return Run(
+        model=subject.title,
+        share=share,
+        least=bool(least),
+        budget_bytes=None if share is None else plan.budget_bytes,
+        predicted_peak_bytes=None if share is None else plan.peak_bytes,
+        measured_peak_bytes=_total(trained.taken, plan.resident_bytes),
+        step_time_s=trained.step_time_s,
+        time_ratio=trained.step_time_s / plain.step_time_s,
+        identical=identical,
+        against=against,
+        loss=trained.loss,
+        line=_line(trained.taken, plan.resident_bytes),
+    )
+
+
+def _same(a: Trained, b: Trained) -> bool:
+    return all(same_bits(value, b.values[name]) for name, value in a.values.items())
+
+
+def _total(taken: Measurement, resident: int) -> int:
+    """A step's peak with what is there all the time, which only CUDA's allocator can tell."""
+    return taken.peak_bytes + (resident if taken.device == "cpu" else taken.start_bytes)
+
+
+def _line(taken: Measurement, resident: int) -> Simulation:
+    base = _total(taken, resident) - taken.peak_bytes
+    moments = [(0.0, 0), *(taken.timeline or ())]
+    moments.append((max(taken.time_s, moments[-1][0]), 0))
+    spans = [Span(a, b, base + held, i) for i, ((a, held), (b, _)) in enumerate(pairwise(moments))]
+    return Simulation((), moments[-1][0], base + taken.peak_bytes, 0, spans)
+
+
+@contextmanager
+def _timed(device: torch.device, times: list[float]) -> Iterator[None]:
+    _wait(device)
+    began = time.perf_counter()
+    yield
+    _wait(device)
+    times.append(time.perf_counter() - began)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+# --- the two models ------------------------------------------------------------------------------------------
+
+
+def transformer_subject(device: torch.device) -> Subject:
+    large = device.type == "cuda"
+    width, heads, length, count = (1024, 16, 1024, 16) if large else (64, 4, 128, 8)
+    layers, vocabulary = 6, 512
+
+    def batch(rng: torch.Generator) -> tuple[Tensor, ...]:
+        tokens = torch.randint(vocabulary, (count, length + 1), generator=rng)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    # Dropout draws from the generator: here it is proof that recomputation draws the same.
+    model = _seeded(lambda: Transformer(vocabulary, length, width, heads, layers, dropout=0.1))
+    return _subject(f"transformer, {layers} layers of {width}", model, batch, device)
+
+
+def cnn_subject(device: torch.device) -> Subject:
+    large = device.type == "cuda"
+    width, size, count = (64, 112, 128) if large else (16, 32, 16)
+
+    def batch(rng: torch.Generator) -> tuple[Tensor, ...]:
+        return torch.randn(count, 3, size, size, generator=rng), torch.randint(10, (count,), generator=rng)
+
+    model = _seeded(lambda: Cnn(width))
+    return _subject(f"CNN, {len(model.blocks)} residual blocks", model, batch, device)
+
+
+class Transformer(nn.Module):
+    """A language model of pre-norm blocks; called with tokens and the tokens that follow, it returns its loss."""
+
+    def __init__(self, vocabulary: int, length: int, width: int, heads: int, layers: int, dropout: float) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(torch.randn(length, width) / math.sqrt(width))
+        self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        logits = self.head(self.norm(self.blocks(self.tokens(tokens) + self.positions)))
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class Block(nn.Module):
+    """Attention and a perceptron, each added to its input."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attend(self.norm1(x)))
+        wide: Tensor = F.gelu(self.up(self.norm2(x)))
+        narrow: Tensor = self.dropout(self.down(wide))
+        return x + narrow
+
+    def attend(self, x: Tensor) -> Tensor:
+        heads = self.mix(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class Cnn(nn.Module):
+    """A small ResNet (He et al. 2016) with batch norm; called with images and labels, it returns its loss."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+        widths = [width] * 5 + [2 * width] * 5
+        pairs = pairwise([width, *widths])
+        self.blocks = nn.Sequential(*(Residual(a, b, stride=1 if a == b else 2) for a, b in pairs))
+        self.head = nn.Linear(widths[-1], 10)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.blocks(self.stem(images)).mean((2, 3))), labels)
+
+
+class Residual(nn.Module):
+    """Two convolutions around a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(outputs), nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x))))) + self.shortcut(x))
+
+
+def _subject(
+    title: str, model: nn.Module, batch: Callable[[torch.Generator], tuple[Tensor, ...]], device: torch.device
+) -> Subject:
+    rng = torch.Generator().manual_seed(_SEED)
+    batches = [tuple(part.to(device) for part in batch(rng)) for _ in range(STEPS)]
+    low = device.type == "cuda"
+    precision: Any = (lambda: torch.autocast("cuda", torch.bfloat16)) if low else nullcontext
+    return Subject(f"{title}, bfloat16" if low else title, model.to(device), batches, precision)
+
+
+def _seeded(build: Callable[[], Model]) -> Model:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        return build()
+
+
+# --- words ---------------------------------------------------------------------------------------------------
+
+
+def _share_text(run: Run) -> str:
+    if run.share is None:
+        return "plain"
+    if run.least:
+        return f"least feasible ({run.share:.0%} of activations)"
+    return f"{_FRACTIONS[run.share]} of activations"
+
+
+def _identity_text(run: Run) -> str:
+    if run.share is None:
+        return ""
+    return "NO" if not run.identical else "yes" if run.against == "eager" else f"yes, to {run.against}"
+
+
+def _device_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"

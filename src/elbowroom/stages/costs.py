@@ -1,0 +1,193 @@
+"""Stages as the planner sees them: a `Chain` with sizes and times played on the joint graph.
+
+Two accounts of the same stages. `"full"` counts everything that crosses a cut at that cut, so a tensor that crosses
+several is counted at each. `"once"` counts it where it is made only, as if whatever an earlier checkpoint holds were
+always held. The first never promises too little memory, the second is right for dense skips; the planner tries both
+and lets the exact prediction judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from elbowroom.joint import Joint
+from elbowroom.problem import Chain, Saving, Stage
+from elbowroom.program import play
+from elbowroom.stages.cuts import Piece
+from elbowroom.stages.savings import Way, recomputed, ways_to_save
+
+Account = Literal["full", "once"]
+
+
+@dataclass(frozen=True, slots=True)
+class StageCosts:
+    """Bytes and seconds of one stage. Peaks include everything that crosses its borders."""
+
+    enters: int
+    leaves: int
+    through: int  # crosses both borders
+    gradient_in: int
+    gradient_out: int
+    forward_time: float
+    backward_time: float
+    plain_peak: int
+    saved: tuple[int, ...]  # per way to save: bytes kept beyond what enters
+    saving_peaks: tuple[int, ...]
+    backward_peaks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A joint graph cut into stages, with the ways each may save and what they cost."""
+
+    joint: Joint
+    pieces: Sequence[Piece]
+    ways: Sequence[Sequence[Way]]
+    costs: Sequence[StageCosts]
+    looks: Sequence[int]  # equal numbers: the same stage repeated
+
+    def chain(self, account: Account, outside_bytes: int) -> Chain:
+        """The chain to plan; one more stage stands for what happens between forward and backward."""
+        stages = [_stage(k, self.costs[k], self.ways[k], account) for k in range(len(self.pieces))]
+        outside = Stage("outside", 0.0, 0.0, 0, 0, 0, outside_bytes, outside_bytes)
+        return Chain(0, 0, (*stages, outside))
+
+
+def stage(joint: Joint, pieces: Sequence[Piece]) -> Staged:
+    """Work out every stage's ways to save and their costs, identical stages once."""
+    gradients = _gradients_crossing(joint, pieces)
+    first: dict[object, int] = {}  # what a stage looks like → the first stage that does
+    looks: list[int] = []
+    ways: list[Sequence[Way]] = []
+    costs: list[StageCosts] = []
+    for k, piece in enumerate(pieces):
+        twin = first.setdefault(_look(joint, piece, gradients[k], gradients[k + 1]), k)
+        looks.append(twin)
+        if twin == k:
+            ways.append(ways_to_save(joint, piece))
+            costs.append(_costs(joint, piece, ways[k], gradients[k], gradients[k + 1]))
+        else:
+            same = dict(zip(pieces[twin].forward, piece.forward, strict=True))
+            ways.append([Way(frozenset(same[op] for op in w.saved), w.bytes, w.time) for w in ways[twin]])
+            costs.append(costs[twin])
+    return Staged(joint, pieces, ways, costs, looks)
+
+
+def backward_order(joint: Joint, piece: Piece, have: set[int]) -> list[int]:
+    """A stage's backward operators, each preceded by the forward ones it misses. Adds what it runs to `have`."""
+    order = []
+    for op in piece.backward:
+        again = recomputed(joint, list(joint.ops[op].reads), have)
+        order.extend(again)
+        have.update(again)
+        order.append(op)
+    return order
+
+
+def _gradients_crossing(joint: Joint, pieces: Sequence[Piece]) -> list[tuple[int, ...]]:
+    """For every border, first to last: the gradients made after it and read before it (or returned at the end)."""
+    stage_of = dict.fromkeys(joint.arriving, len(pieces))
+    for k, piece in enumerate(pieces):
+        stage_of.update(dict.fromkeys(piece.backward, k))
+    returned = {gradient for i, gradient in joint.gradients if i not in joint.parameters}
+    lowest = {op: -1 if op in returned else stage for op, stage in stage_of.items()}
+    for op in joint.backward:
+        for read in joint.ops[op].reads:
+            if read in lowest:
+                lowest[read] = min(lowest[read], stage_of[op])
+    crossing: list[list[int]] = [[] for _ in range(len(pieces) + 1)]
+    for op, made in stage_of.items():
+        for border in range(lowest[op] + 1, made + 1):
+            crossing[border].append(op)
+    return [tuple(sorted(ops)) for ops in crossing]
+
+
+def _look(joint: Joint, piece: Piece, leaving: Sequence[int], arriving: Sequence[int]) -> object:
+    """Equal for stages whose operators, shapes and connections are the same."""
+    names: dict[int, object] = {}
+    for kind, ops in (("forward", piece.forward), ("backward", piece.backward), ("enters", piece.enters)):
+        names.update({op: (kind, i) for i, op in enumerate(ops)})
+    for i, op in enumerate(arriving):
+        names.setdefault(op, ("arrives", i))
+
+    def shown(op: int) -> object:
+        entry = joint.ops[op]
+        reads = tuple(names.get(read, "elsewhere") for read in entry.reads)
+        return entry.key, reads, tuple(size for _, size in entry.makes), entry.time
+
+    return (
+        tuple(map(shown, (*piece.forward, *piece.backward))),
+        tuple(names.get(op) for op in piece.leaves),
+        tuple(names.get(op) for op in leaving),
+        tuple(joint.bytes_of(set(joint.storages(op))) for op in (*piece.enters, *arriving)),
+    )
+
+
+def _costs(
+    joint: Joint, piece: Piece, ways: Sequence[Way], leaving: Sequence[int], arriving: Sequence[int]
+) -> StageCosts:
+    enters, leaves = _storages(joint, piece.enters), _storages(joint, piece.leaves)
+    saved, saving_peaks, backward_peaks = [], [], []
+    for way in ways:
+        kept = (*piece.leaves, *way.saved)
+        saved.append(joint.bytes_of(_storages(joint, kept) - enters))
+        saving_peaks.append(play(joint, piece.forward, piece.enters, (*kept, *piece.enters))[0])
+        have = (*piece.enters, *kept)
+        order = backward_order(joint, piece, set(have))
+        backward_peaks.append(play(joint, order, dict.fromkeys((*have, *arriving)), (*leaving, *piece.enters))[0])
+    return StageCosts(
+        enters=joint.bytes_of(enters),
+        leaves=joint.bytes_of(leaves),
+        through=joint.bytes_of(enters & leaves),
+        gradient_in=joint.bytes_of(_storages(joint, arriving)),
+        gradient_out=joint.bytes_of(_storages(joint, leaving)),
+        forward_time=sum(joint.ops[op].time for op in piece.forward),
+        backward_time=sum(joint.ops[op].time for op in piece.backward),
+        plain_peak=play(joint, piece.forward, piece.enters, (*piece.leaves, *piece.enters))[0],
+        saved=tuple(saved),
+        saving_peaks=tuple(saving_peaks),
+        backward_peaks=tuple(backward_peaks),
+    )
+
+
+def _stage(k: int, costs: StageCosts, ways: Sequence[Way], account: Account) -> Stage:
+    """One stage of the chain. Overheads are what the peak leaves after the sizes the chain knows of."""
+    again = costs.through if account == "full" else 0
+    output = costs.leaves - costs.through + again
+    entering = costs.enters if account == "full" else costs.enters
+    savings = []
+    plain_overhead = max(0, costs.plain_peak - entering - output)
+    for way, saved, peak, backward_peak in zip(
+        ways, costs.saved, costs.saving_peaks, costs.backward_peaks, strict=True
+    ):
+        kept = saved + again
+        # The planner relies on no saving forward being cheaper in memory than the plain one.
+        overhead = max(0, peak - entering - kept, output + plain_overhead - kept)
+        around = entering + kept + costs.gradient_in + costs.gradient_out
+        savings.append(
+            Saving(
+                costs.forward_time,
+                costs.backward_time + way.time,
+                kept,
+                overhead,
+                max(0, backward_peak - around),
+            )
+        )
+    own, *others = savings
+    return Stage(
+        name=str(k + 1),
+        forward_time=own.forward_time,
+        backward_time=own.backward_time,
+        output_bytes=output,
+        saved_bytes=own.saved_bytes,
+        gradient_bytes=costs.gradient_in,
+        forward_overhead_bytes=max(own.forward_overhead_bytes, plain_overhead),
+        backward_overhead_bytes=own.backward_overhead_bytes,
+        alternatives=tuple(others),
+    )
+
+
+def _storages(joint: Joint, ops: Iterable[int]) -> set[int]:
+    return {storage for op in ops for storage in joint.storages(op)}

@@ -1,0 +1,220 @@
+"""Cuts the forward, in its order, where few bytes cross; backward operators follow the forward they belong to.
+
+A value crosses a cut when it is made before and read after it, by the forward or by the backward of a later stage.
+Several values may cross (a U-Net's skips do); all of them together are the activation between two stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from elbowroom.joint import Joint
+
+MOST_STAGES = 120  # more stages hardly improve plans and cost solving time
+
+
+@dataclass(slots=True)
+class Piece:
+    """One stage of the joint graph: its operators, and the values that cross into and out of it."""
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    enters: tuple[int, ...]  # forward values crossing the cut before it
+    leaves: tuple[int, ...]  # forward values crossing the cut after it
+    needs: tuple[int, ...] = field(default=())  # forward values its backward operators read
+
+
+def cut(joint: Joint, *, divide: bool = True, most: int = MOST_STAGES) -> list[Piece]:
+    """Cut a joint graph into at most `most` stages: at the lowest crossings only, or (`divide`) finely."""
+    place = places(joint)
+    spans = _spans(joint, place)
+    crossing = _crossing_bytes(joint, spans)
+    cuts = _choose(joint, place, crossing, divide, most)
+    return _pieces(joint, place, spans, cuts)
+
+
+def places(joint: Joint) -> dict[int, int]:
+    """Where in the forward's order every operator belongs: forward ones count up, backward ones go with them.
+
+    A backward operator belongs with the forward operator that autograd derived it from; failing that with the last
+    forward value it reads, or with its gradient. It never comes before (in backward's order) what it reads.
+    """
+    place = {op: i for i, op in enumerate(joint.forward)}
+    by_sequence: dict[int, int] = {}
+    for op in joint.forward:
+        if (sequence := joint.ops[op].sequence) is not None:
+            by_sequence.setdefault(sequence, place[op])  # later ones only ran before autograd counted on
+    last = len(joint.forward) - 1
+    for op in joint.backward:
+        entry = joint.ops[op]
+        seen = [place[read] for read in entry.reads if joint.ops[read].kind == "forward"]
+        gradients = [place[read] for read in entry.reads if joint.ops[read].kind == "backward"]
+        own = by_sequence.get(entry.sequence) if entry.sequence is not None else None
+        where = max([*seen, *([own] if own is not None else [])], default=None)
+        if where is None:
+            where = min(gradients, default=last)
+        place[op] = min([where, *gradients])
+    return place
+
+
+def _spans(joint: Joint, place: dict[int, int]) -> dict[int, tuple[int, int]]:
+    """For every forward value that is not free: the place it is made and the last place it is read."""
+    spans = {op: (place[op], place[op]) for op in joint.forward}
+    for op in (*joint.forward, *joint.backward):
+        for read in joint.ops[op].reads:
+            if read in spans:
+                made, until = spans[read]
+                spans[read] = (made, max(until, place[op]))
+    return spans
+
+
+def _crossing_bytes(joint: Joint, spans: dict[int, tuple[int, int]]) -> list[int]:
+    """Bytes of the storages that cross the cut after each place."""
+    reach: dict[int, tuple[int, int]] = {}  # storage → made, last read through any of its views
+    for op, (made, until) in spans.items():
+        for storage in joint.storages(op):
+            first, last = reach.get(storage, (made, until))
+            reach[storage] = (min(first, made), max(last, until))
+    change = [0] * (len(joint.forward) + 1)
+    for storage, (made, until) in reach.items():
+        size = joint.storage_bytes.get(storage, 0)
+        if until > made:
+            change[made] += size
+            change[until] -= size
+    crossing, now = [], 0
+    for step in change[:-1]:
+        now += step
+        crossing.append(now)
+    return crossing
+
+
+def _choose(joint: Joint, place: dict[int, int], crossing: Sequence[int], divide: bool, most: int) -> list[int]:
+    """Places after which to cut: the valleys of the crossing bytes, and more inside stages that stay too large."""
+    needed = _needed_bytes(joint)
+    cuts: list[int] = []
+    fresh = 0
+    for i in range(len(crossing) - 1):
+        fresh += needed[i]
+        if fresh and _is_valley(crossing, i):
+            cuts.append(i)
+            fresh = 0
+    cuts = _divide(cuts, needed, crossing) if divide else _lowest(cuts, needed, crossing)
+    return _thin(joint, place, cuts, most - 1)
+
+
+def _needed_bytes(joint: Joint) -> list[int]:
+    """Bytes that each place makes and some backward operator reads."""
+    read = {read for op in joint.backward for read in joint.ops[op].reads}
+    wanted = {storage for op in read for storage in joint.storages(op)}
+    return [sum(size for s, size in joint.ops[op].makes if s in wanted) for op in joint.forward]
+
+
+def _is_valley(crossing: Sequence[int], i: int) -> bool:
+    """Whether every much lower place lies beyond a hill, on both sides."""
+    low, high = _LOWER * crossing[i], _HIGHER * crossing[i]
+    for places in (range(i - 1, -1, -1), range(i + 1, len(crossing) - 1)):
+        for j in places:
+            if crossing[j] > high:
+                break
+            if crossing[j] < low:
+                return False
+    return True
+
+
+_LOWER, _HIGHER = 0.9, 1.2
+
+
+def _lowest(cuts: list[int], needed: Sequence[int], crossing: Sequence[int]) -> list[int]:
+    """Give up cuts between two lower ones, highest first, as long as no stage grows beyond its share."""
+    share = sum(needed) / _COARSE_SHARES
+    until = [0]
+    for size in needed:
+        until.append(until[-1] + size)
+    kept = list(cuts)
+    for i in sorted(cuts, key=lambda i: -crossing[i]):
+        at = kept.index(i)
+        if not 0 < at < len(kept) - 1:
+            continue
+        left, right = kept[at - 1], kept[at + 1]
+        lower_left = any(crossing[j] < _LOWER * crossing[i] for j in kept[:at])
+        lower_right = any(crossing[j] < _LOWER * crossing[i] for j in kept[at + 1 :])
+        if lower_left and lower_right and until[right + 1] - until[left + 1] <= share:
+            kept.pop(at)
+    return kept
+
+
+_COARSE_SHARES = 12
+
+
+def _divide(cuts: list[int], needed: Sequence[int], crossing: Sequence[int]) -> list[int]:
+    """Cut stages that would save more than their share where least crosses, as long as that is worth keeping."""
+    share = sum(needed) / _FEWEST_SHARES
+    waiting = list(zip([-1, *cuts], [*cuts, len(crossing) - 1], strict=True))
+    found = list(cuts)
+    while waiting:
+        start, end = waiting.pop()
+        total = sum(needed[start + 1 : end + 1])
+        if total <= share:
+            continue
+        before, best = 0, None
+        for i in range(start + 1, end):
+            before += needed[i]
+            if before and total - before and crossing[i] <= total / 2:
+                score = (crossing[i], abs(total - 2 * before))
+                best = min(best, (score, i)) if best else (score, i)
+        if best:
+            found.append(best[1])
+            waiting += [(start, best[1]), (best[1], end)]
+    return sorted(found)
+
+
+_FEWEST_SHARES = 24  # a stage holds at most this fraction of everything, where it can be cut
+
+
+def _thin(joint: Joint, place: dict[int, int], cuts: list[int], most: int) -> list[int]:
+    """Remove cuts until few enough are left, each time joining the two neighbours that take the least time."""
+    taken = [0.0] * (len(joint.forward) + 1)
+    for op, where in place.items():
+        taken[where] += joint.ops[op].time
+    until = [0.0]
+    for seconds in taken:
+        until.append(until[-1] + seconds)
+    cuts = list(cuts)
+    while len(cuts) > most:
+        ends = [-1, *cuts, len(joint.forward) - 1]
+        joined = [until[ends[k + 2] + 1] - until[ends[k] + 1] for k in range(len(cuts))]
+        cuts.pop(joined.index(min(joined)))
+    return cuts
+
+
+def _pieces(joint: Joint, place: dict[int, int], spans: dict[int, tuple[int, int]], cuts: list[int]) -> list[Piece]:
+    ends = [*cuts, len(joint.forward) - 1]
+    stage_of = []
+    for stage, end in enumerate(ends):
+        stage_of.extend([stage] * (end + 1 - len(stage_of)))
+    forward: list[list[int]] = [[] for _ in ends]
+    backward: list[list[int]] = [[] for _ in ends]
+    crossing: list[list[int]] = [[] for _ in range(len(ends) + 1)]
+    for op in joint.forward:
+        forward[stage_of[place[op]]].append(op)
+        made, until = spans[op]
+        for stage in range(stage_of[made], stage_of[until]):
+            crossing[stage + 1].append(op)
+    for op in joint.backward:
+        backward[stage_of[place[op]]].append(op)
+    return [
+        Piece(
+            forward=tuple(forward[k]),
+            backward=tuple(backward[k]),
+            enters=tuple(crossing[k]),
+            leaves=tuple(crossing[k + 1]),
+            needs=_needs(joint, backward[k]),
+        )
+        for k in range(len(ends))
+    ]
+
+
+def _needs(joint: Joint, backward: list[int]) -> tuple[int, ...]:
+    reads = dict.fromkeys(read for op in backward for read in joint.ops[op].reads)
+    return tuple(read for read in reads if joint.ops[read].kind == "forward")

@@ -1,0 +1,90 @@
+"""Real networks, each at several budgets: the budget is kept, the prediction is right, nothing else changes."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils.flop_counter import flop_registry  # noqa: E402
+from zoo import ZOO  # noqa: E402
+
+import elbowroom  # noqa: E402
+from elbowroom.errors import BudgetTooSmall  # noqa: E402
+from elbowroom.execute.verify import verify_step  # noqa: E402
+from elbowroom.measuring.estimate import flops_of  # noqa: E402
+from elbowroom.measuring.memory import measure  # noqa: E402
+
+SHARES = (1.0, 0.75, 0.5, 0.35)  # of what the plain step needs, resident state aside
+DIFFERS_FROM_EAGER = {"lstm"}  # traced, it runs other kernels than eager's; `verify_step` shows that
+
+
+@pytest.mark.parametrize("name", list(ZOO))
+def test_a_network_within_its_budgets(name: str) -> None:
+    """At every share that is feasible, and at the least budget: peak, prediction, FLOPs, and every bit."""
+    torch._dynamo.reset()
+    network = ZOO[name]
+    model, batch = network.build(), network.batch()
+    plain = step_peak(copy.deepcopy(model), batch)
+    fitted = elbowroom.fit(model, *batch, budget="1TiB", strict=True)
+    (entry,) = fitted.elbowroom.entries.values()
+    resident = entry.plan.resident_bytes
+    least = least_budget(fitted)
+    budgets = [b for share in SHARES if (b := resident + int(plain * share)) >= least]
+    assert len(budgets) >= (1 if name == "vgg" else 2), "the network leaves nothing to choose"
+    for budget in [*budgets, least]:
+        fitted.elbowroom.set_budget(budget)
+        flops = CountFlops()
+        for region in entry.regions:
+            region.watch = lambda flops=flops: flops
+        step_peak(fitted, batch)
+        for region in entry.regions:
+            region.watch = type(region)(region.captured).watch
+        measured = step_peak(fitted, batch)
+        assert resident + measured <= budget
+        assert entry.plan.peak_bytes - resident == pytest.approx(measured, rel=0.01)
+        assert flops.total == planned_flops(entry)
+        against = verify_step(fitted.elbowroom, batch, {}).against
+        assert against == ("aot_eager" if name in DIFFERS_FROM_EAGER else "eager")
+    assert entry.plan.time_s > entry.plan.plain_time_s  # at the least budget something is recomputed
+
+
+def step_peak(model, batch) -> int:
+    """Peak of one step above the resident state: gradients are there already."""
+    for p in model.parameters():
+        if p.requires_grad:
+            p.grad = torch.zeros_like(p)
+    with measure("cpu", timeline=False) as measured:
+        model(*batch).backward()
+    return measured.peak_bytes
+
+
+def least_budget(fitted) -> int:
+    with pytest.raises(BudgetTooSmall) as too_small:
+        fitted.elbowroom.set_budget(1024)
+    return too_small.value.least_budget
+
+
+class CountFlops(TorchDispatchMode):
+    """Counts below autograd, inside the programs: entered around a compiled model it would stop it from running."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if (packet := getattr(func, "_overloadpacket", None)) in flop_registry:
+            self.total += int(flop_registry[packet](*args, **(kwargs or {}), out_val=out))
+        return out
+
+
+def planned_flops(entry) -> int:
+    total = 0
+    for region in entry.regions:
+        ops = [i.op for i in (*region.program.forward, *region.program.backward)]
+        total += sum(flops_of(region.captured.nodes[op]) for op in ops)
+    return total
