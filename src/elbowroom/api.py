@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from elbowroom.capture.unplanned import hooked_modules
 from elbowroom.errors import ElbowroomError, InputError
 from elbowroom.execute.chain_road import ChainSession
-from elbowroom.execute.session import Session, Settings
+from elbowroom.execute.session import Session
+from elbowroom.execute.settings import Settings
 from elbowroom.execute.verify import verify_step
 from elbowroom.measuring.resident import device_bytes
+from elbowroom.measuring.stages import stages_of
 from elbowroom.plans import Plan
 from elbowroom.units import parse_bytes
+
+_LOG = logging.getLogger("elbowroom")
 
 
 def fit(
@@ -26,8 +33,9 @@ def fit(
     budget: int | str,
     optimizer: torch.optim.Optimizer | None = None,
     loss: Callable[..., torch.Tensor] | None = None,
-    stages: Sequence[Callable[..., Any]] | None = None,
+    stages: Sequence[nn.Module] | None = None,
     plan: Plan | None = None,
+    forwards: int = 1,
     verify: bool = False,
     strict: bool = False,
     max_shapes: int = 8,
@@ -38,16 +46,15 @@ def fit(
     `example` is what the model will be called with; a single mapping means keyword arguments. With `loss`, call the
     result with the target as last argument (`loss(output, target)`), or as before if `loss` takes the output alone;
     it returns the loss. Pass `optimizer` so that its state is counted. `stages` cuts the model by hand. `plan` is one
-    made earlier. `verify` compares the first step with plain execution, and every shape's first. `strict` raises
-    where part of the model would run outside the plan. At most `max_shapes` shapes of input are planned. `times` is
-    "measure", or "estimate" to plan without running operators.
+    made earlier. `forwards` is how many forwards wait for one backward. `verify` compares the first step with plain
+    execution. `strict` raises where part of the model would run outside the plan. At most `max_shapes` shapes of
+    input are planned. `times` is "measure", or "estimate" to plan without running operators: then workspaces are
+    not known either, and the budget may be exceeded by them.
     """
-    session = _session(model, example, budget, optimizer, loss, stages, plan, strict, max_shapes, times)
-    args, kwargs = _call(example)
-    if example:
-        session.prepare(args, kwargs)
-        if verify:
-            verify_step(session, args, kwargs)
+    options = _Options(budget, optimizer, loss, stages, plan, forwards, strict, max_shapes, times)
+    session = _session(model, example, options)
+    if example and verify:
+        verify_step(session, *_call(example))
     return _fitted(model, session)
 
 
@@ -57,63 +64,112 @@ def plan(
     budget: int | str,
     optimizer: torch.optim.Optimizer | None = None,
     loss: Callable[..., torch.Tensor] | None = None,
-    stages: Sequence[Callable[..., Any]] | None = None,
+    stages: Sequence[nn.Module] | None = None,
+    forwards: int = 1,
     strict: bool = False,
     times: str = "measure",
 ) -> Plan:
     """What `fit` would do, to look at, save or compare. The model is left as it is."""
     if not example:
         raise InputError("example", "missing; pass what the model is called with")
-    session = _session(model, example, budget, optimizer, loss, stages, None, strict, 1, times)
-    args, kwargs = _call(example)
-    entry = session.prepare(args, kwargs)
+    options = _Options(budget, optimizer, loss, stages, None, forwards, strict, 1, times)
+    session = _session(model, example, options)
+    (entry,) = session.entries.values()
     if entry.plan is None:
         raise ElbowroomError(f"{type(model).__name__} cannot be planned: {entry.unplanned}")
     return entry.plan
 
 
-def _session(
-    model: nn.Module,
-    example: tuple[Any, ...],
-    budget: int | str,
-    optimizer: torch.optim.Optimizer | None,
-    loss: Callable[..., torch.Tensor] | None,
-    stages: Sequence[Callable[..., Any]] | None,
-    plan: Plan | None,
-    strict: bool,
-    max_shapes: int,
-    times: str,
-) -> Session | ChainSession:
+@dataclass(frozen=True)
+class _Options:
+    budget: int | str
+    optimizer: torch.optim.Optimizer | None
+    loss: Callable[..., torch.Tensor] | None
+    stages: Sequence[nn.Module] | None
+    plan: Plan | None
+    forwards: int
+    strict: bool
+    max_shapes: int
+    times: str
+
+
+def _session(model: nn.Module, example: tuple[Any, ...], options: _Options) -> Session | ChainSession:
+    """A session that has planned the example, on the road that can take the model."""
+    _check(model, example, options)
+    settings = Settings(
+        budget_bytes=parse_bytes(options.budget, device_bytes=device_bytes(model)),
+        optimizer=options.optimizer,
+        loss_inside=options.loss is not None,
+        strict=options.strict,
+        max_shapes=options.max_shapes,
+        forwards=options.forwards,
+        estimate=options.times == "estimate",
+        plan=options.plan,
+    )
+    args, kwargs = _call(example)
+    takes_target = options.loss is not None and _takes_target(options.loss)
+    make_step = partial(_step, loss=options.loss, takes_target=takes_target, arguments=len(example))
+    why = _why_by_stages(model, options)
+    if why:
+        count = len(example) if takes_target else 1
+        chain = ChainSession(model, make_step, settings, options.stages, options.loss, count, why)
+        if example:
+            chain.prepare(args, kwargs)
+        _LOG.warning("elbowroom runs %s stage by stage: %s", type(model).__name__, why)
+        return chain
+    session = Session(model, make_step, settings)
+    if example:
+        session.prepare(args, kwargs)
+    return session
+
+
+def _check(model: nn.Module, example: tuple[Any, ...], options: _Options) -> None:
     if not isinstance(model, nn.Module):
         raise InputError("model", f"must be a torch.nn.Module, not {type(model).__name__}")
     if isinstance(model, Fitted):
         raise InputError("model", "is fitted already; fit the original")
-    if times not in ("measure", "estimate"):
-        raise InputError("times", f'must be "measure" or "estimate", not {times!r}')
-    if max_shapes < 1:
-        raise InputError("max_shapes", "must be at least 1")
-    settings = Settings(
-        budget_bytes=parse_bytes(budget, device_bytes=device_bytes(model)),
-        optimizer=optimizer,
-        loss_inside=loss is not None,
-        strict=strict,
-        max_shapes=max_shapes,
-        estimate=times == "estimate",
-        plan=plan,
-    )
-    return Session(model, partial(_step, loss=loss), settings)
+    if options.times not in ("measure", "estimate"):
+        raise InputError("times", f'must be "measure" or "estimate", not {options.times!r}')
+    for name in ("max_shapes", "forwards"):
+        if getattr(options, name) < 1:
+            raise InputError(name, "must be at least 1")
+    for i, stage in enumerate(options.stages or ()):
+        if not isinstance(stage, nn.Module):
+            raise InputError(f"stages[{i}]", "must be a torch.nn.Module, so that its parameters are known")
+    if options.stages is not None and options.plan is not None:
+        raise InputError("plan", "is for programs, not for stages cut by hand; leave one of them out")
+    keywords = len(example) == 1 and isinstance(example[0], Mapping)
+    if keywords and options.loss is not None and _takes_target(options.loss):
+        raise InputError("loss", "takes a target, and keyword arguments have no last one; write loss=lambda out: …")
 
 
-def _step(model: nn.Module, loss: Callable[..., torch.Tensor] | None) -> Callable[..., Any]:
-    """What runs within the budget: the model, and the loss if it is given."""
+def _why_by_stages(model: nn.Module, options: _Options) -> str:
+    """Why a model goes stage by stage; empty if it is to be traced."""
+    if options.stages is not None:
+        return "stages were given"
+    hooked = hooked_modules(model)
+    if hooked and len(stages_of(model)) > 1:
+        return f"module {hooked[0]!r} has a backward hook, which tracing does not see"
+    return ""
+
+
+def _step(
+    model: nn.Module, loss: Callable[..., torch.Tensor] | None, takes_target: bool, arguments: int
+) -> Callable[..., Any]:
+    """What runs within the budget: the model, and the loss if it is given.
+
+    Called without a target, with one argument less than the example had, it answers like the model alone.
+    """
     if loss is None:
 
         def step(*args: Any, **kwargs: Any) -> Any:
             return model(*args, **kwargs)
 
-    elif _takes_target(loss):
+    elif takes_target:
 
         def step(*args: Any, **kwargs: Any) -> Any:
+            if len(args) < arguments:
+                return model(*args, **kwargs)
             return loss(model(*args[:-1], **kwargs), args[-1])
 
     else:
@@ -125,9 +181,10 @@ def _step(model: nn.Module, loss: Callable[..., torch.Tensor] | None) -> Callabl
 
 
 def _takes_target(loss: Callable[..., Any]) -> bool:
+    """Whether a loss wants more than the output. One whose signature nobody knows is taken to."""
     try:
-        parameters = inspect.signature(loss).parameters.values()
-    except (TypeError, ValueError):  # builtins
+        parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
+    except (TypeError, ValueError):
         return True
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
     required = [p for p in positional if p.default is p.empty]
@@ -159,16 +216,20 @@ class Fitted:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickles as the original: a plan belongs to one process and one device."""
-        return _original(self).__reduce_ex__(protocol)
+        return _as_it_is, (_original(self),)
 
 
 def _fitted(model: nn.Module, session: Session | ChainSession) -> Any:
     original = type(model)
     kind = type(f"Fitted{original.__name__}", (Fitted, original), {"__slots__": ("elbowroom",)})
-    fitted = object.__new__(kind)
+    fitted: Any = object.__new__(kind)
     fitted.__dict__ = model.__dict__
     object.__setattr__(fitted, "elbowroom", session)
     return fitted
+
+
+def _as_it_is(model: nn.Module) -> nn.Module:
+    return model
 
 
 def _original(fitted: Any) -> nn.Module:

@@ -324,25 +324,32 @@ def run(arguments: list[str]) -> int:
 
 @contextmanager
 def _answering(as_json: bool) -> Iterator[None]:
-    """Our warnings in one line each; and for machines, a budget that is too small is an answer."""
+    """Our warnings in one line each, unless a complaint says more; for machines, too small a budget is an answer."""
+    said: list[str] = []
     with warnings.catch_warnings():
         show = warnings.showwarning
 
-        def show_ours(message: Warning | str, *rest: Any, **more: Any) -> None:
+        def show_others(message: Warning | str, *rest: Any, **more: Any) -> None:
             if str(message).startswith("elbowroom: "):
-                print(_one_line(str(message)), file=sys.stderr)
+                said.append(_one_line(str(message)))
             else:
                 show(message, *rest, **more)
 
-        warnings.showwarning = show_ours
+        warnings.showwarning = show_others
         try:
             yield
+        except InputError:
+            said.clear()
+            raise
         except BudgetTooSmall as refusal:
             if not as_json:
                 raise
             largest = [{"what": what, "bytes": size} for what, size in refusal.largest]
             _print_json({"feasible": False, "least_budget": refusal.least_budget, "largest": largest})
             raise typer.Exit(INFEASIBLE) from None
+        finally:
+            for line in said:
+                print(line, file=sys.stderr)
 
 
 def _fitted(factory: str, budget: str, times: str) -> tuple[Training, Any]:

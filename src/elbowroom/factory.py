@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elbowroom.errors import ElbowroomError, InputError
+from elbowroom.units import MAX_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -73,11 +74,12 @@ class Training:
         """What plain execution of the same step raises, if it does."""
         import torch
 
-        from elbowroom.api import _step
+        from elbowroom.api import fit
 
+        plain = fit(self.model, budget=MAX_BYTES, loss=self.loss)  # without an example, nothing is captured
         try:
-            with torch.no_grad():
-                _step(self.model, self.loss)(*self.args, **self.kwargs)
+            with torch.no_grad():  # where a fitted model runs as it is
+                plain(*self.args, **self.kwargs)
         except Exception as failure:
             return failure
         return None

@@ -57,8 +57,9 @@ class Joint:
     """A step's operators, and which of their values leave it.
 
     `results` are the values the forward program returns to the caller, `updates` those among its outputs that
-    only overwrite inputs and die at once; `effects` run because they change an input themselves. `gradients` pairs each differentiated input
-    with the value of its gradient; `parameters` are the inputs whose gradient is accumulated inside the program.
+    only overwrite inputs and die at once; `effects` run because they change an input themselves. `gradients` pairs
+    each differentiated input with the value of its gradient; `parameters` are the inputs whose gradient is
+    accumulated inside the program.
     """
 
     ops: list[Op]

@@ -20,11 +20,11 @@ from elbowroom.stages.costs import Account, Staged, stage
 from elbowroom.stages.cuts import cut
 from elbowroom.stages.translate import program_for
 
-_TURNS = 9  # of the dial, per way to cut and count
+_TURNS = 7  # of the dial, per way to cut and count
 _TRIES = 60  # values considered for keeping after all, once a program is found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Planned:
     """A program, what it takes, and where it came from."""
 
@@ -38,60 +38,94 @@ class Planned:
 class Planner:
     """Plans one captured graph; asked for several budgets, it cuts and counts only once."""
 
-    def __init__(self, joint: Joint, around: Surroundings, report: Callable[[float], None] = lambda part: None) -> None:
+    def __init__(
+        self, joint: Joint, around: Surroundings, report: Callable[[float], None] = lambda part: None
+    ) -> None:
         self.joint = joint
         self.around = around
         self.report = report
-        self.everything = self._predicted(make_program(joint, joint.backward), "everything is saved")
+        program = make_program(joint, joint.backward)
+        self.everything = Planned(program, predict(joint, program, around), "everything is saved")
         self._candidates = list(_candidates(joint)) if joint.forward and joint.backward else []
-        self._leasts: dict[tuple[int, Account], Planned] = {}
+        self._known = [self.everything]  # every program found that none beats in both time and peak
+        self._sweeps: dict[tuple[int, Account], list[Sweep]] = {}
 
     def best(self, room: int) -> Planned | None:
         """The fastest program found within `room` bytes above what is resident; None if there is none."""
         if self.everything.prediction.peak_bytes <= room:
             return self.everything
-        found: list[Planned] = []
-        for done, (number, account) in enumerate(self._ways()):
-            found.extend(self._turn(number, account, room))
-            self.report((done + 1) / len(self._ways()))
-        fitting = [plan for plan in found if plan.prediction.peak_bytes <= room]
-        if not fitting:
-            return None
-        best = min(fitting, key=lambda plan: (plan.prediction.time_s, plan.prediction.peak_bytes))
-        return self._keep_more(best, room)
+        ways = self._ways()
+        for done, (number, account) in enumerate(ways):
+            self._turn(number, account, room)
+            self.report((done + 1) / len(ways))
+        best = self._fastest(room)
+        if best is not None:
+            self._keep_more(best, room)
+        return self._fastest(room)
 
     @property
     def least(self) -> Planned:
         """The program of the lowest peak found."""
-        found = [self.everything, *(self._least(number, account) for number, account in self._ways())]
-        return min(found, key=lambda plan: plan.prediction.peak_bytes)
+        for number, account in self._ways():
+            if (number, account) not in self._sweeps:
+                sweep = self._sweep(number, account, 0)
+                self._translate(number, account, sweep, sweep.least_bytes)
+        return min(self._known, key=lambda plan: plan.prediction.peak_bytes)
 
     def _ways(self) -> list[tuple[int, Account]]:
         return [(number, account) for number in range(len(self._candidates)) for account in ("full", "once")]
 
-    def _least(self, number: int, account: Account) -> Planned:
-        if (number, account) not in self._leasts:
-            sweep = Sweep(self._chain(number, account), 0)
-            self._leasts[number, account] = self._translated(number, account, sweep, sweep.least_bytes)
-        return self._leasts[number, account]
+    def _fastest(self, room: int) -> Planned | None:
+        fitting = [plan for plan in self._known if plan.prediction.peak_bytes <= room]
+        return min(fitting, key=lambda plan: plan.prediction.time_s, default=None)
 
-    def _turn(self, number: int, account: Account, room: int) -> Iterator[Planned]:
-        """Programs for budgets around the largest that fits when predicted exactly: a bisection."""
-        sweep = Sweep(self._chain(number, account), 2 * room)
+    def _turn(self, number: int, account: Account, room: int) -> None:
+        """Find programs for budgets around the largest that fits when predicted exactly: a bisection."""
+        sweep = self._sweep(number, account, 2 * room)
         low, high = sweep.least_bytes, sweep.most_bytes
-        if low > high:
-            yield self._least(number, account)
+        if not self._translate(number, account, sweep, low) <= room or low >= high:
             return
-        for turn in range(_TURNS):
-            middle = low if turn == 0 else (room if turn == 1 and low < room < high else (low + high) // 2)
-            plan = self._translated(number, account, sweep, middle)
-            yield plan
-            if plan.prediction.peak_bytes <= room:
+        if low < room < high:
+            if self._translate(number, account, sweep, room) <= room:
+                low = room
+            else:
+                high = room
+        for _ in range(_TURNS):
+            middle = (low + high) // 2
+            if self._translate(number, account, sweep, middle) <= room:
                 low = middle
-            elif turn == 0:
-                return
             else:
                 high = middle
+
+    def _sweep(self, number: int, account: Account, most_bytes: int) -> Sweep:
+        """A table that reaches `most_bytes`, and not so far beyond that its slots are coarse."""
+        sweeps = self._sweeps.setdefault((number, account), [])
+        for sweep in sweeps:
+            if (
+                most_bytes <= sweep.most_bytes <= 2 * most_bytes
+                or sweep.most_bytes == sweep.useful_bytes <= most_bytes
+            ):
+                return sweep
+        sweeps.append(Sweep(self._chain(number, account), most_bytes))
+        return sweeps[-1]
+
+    def _translate(self, number: int, account: Account, sweep: Sweep, budget: int) -> int:
+        """Learn the program of the chain's best schedule within a budget; returns its true peak."""
+        staged = self._candidates[number]
+        schedule = sweep.schedule(budget)
+        simulate(sweep.chain, schedule)  # the referee: raises if the schedule cannot run
+        program = program_for(staged, schedule)
+        prediction = predict(self.joint, program, self.around)
+        method = f"persistent, {len(staged.pieces)} stages, {account} account"
+        self._learn(Planned(program, prediction, method, schedule, staged))
+        return prediction.peak_bytes
+
+    def _learn(self, plan: Planned) -> None:
+        time, peak = plan.prediction.time_s, plan.prediction.peak_bytes
+        if any(k.prediction.time_s <= time and k.prediction.peak_bytes <= peak for k in self._known):
+            return
+        beaten = [k for k in self._known if k.prediction.time_s >= time and k.prediction.peak_bytes >= peak]
+        self._known = [k for k in self._known if k not in beaten] + [plan]
 
     def _chain(self, number: int, account: Account) -> Chain:
         results = {s for op in self.joint.results for s in self.joint.storages(op)}
@@ -99,18 +133,7 @@ class Planner:
         outside = self.around.outside_bytes + self.joint.bytes_of(results | arriving)
         return self._candidates[number].chain(account, outside)
 
-    def _translated(self, number: int, account: Account, sweep: Sweep, budget: int) -> Planned:
-        staged = self._candidates[number]
-        schedule = sweep.schedule(budget)
-        simulate(sweep.chain, schedule)  # the referee: raises if the schedule cannot run
-        program = program_for(staged, schedule)
-        method = f"persistent, {len(staged.pieces)} stages, {account} account"
-        return Planned(program, predict(self.joint, program, self.around), method, schedule, staged)
-
-    def _predicted(self, program: Program, method: str) -> Planned:
-        return Planned(program, predict(self.joint, program, self.around), method)
-
-    def _keep_more(self, plan: Planned, room: int) -> Planned:
+    def _keep_more(self, plan: Planned, room: int) -> None:
         """Use up what room is left: keep values from the forward that the plan would recompute, dearest first."""
         joint = self.joint
         tried: set[int] = set()
@@ -131,7 +154,7 @@ class Planner:
             prediction = predict(joint, program, self.around)
             if prediction.peak_bytes <= room and prediction.time_s < plan.prediction.time_s:
                 plan = Planned(program, prediction, plan.method, plan.schedule, plan.staged)
-        return plan
+                self._learn(plan)
 
 
 def _candidates(joint: Joint) -> Iterator[Staged]:

@@ -41,6 +41,7 @@ class RegionPlan:
     saved_bytes: int
     time_s: float
     plain_peak_bytes: int
+    plain_saved_bytes: int
     plain_time_s: float
     timeline: tuple[int, ...]
     modules: tuple[ModulePlan, ...]
@@ -67,16 +68,12 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        held, peak = 0, 0
-        for region in self.regions:
-            peak = max(peak, held + region.peak_bytes)
-            held += region.saved_bytes
-        return self.resident_bytes + peak
+        return self.resident_bytes + _peak([(region.peak_bytes, region.saved_bytes) for region in self.regions])
 
     @property
     def plain_peak_bytes(self) -> int:
         """What the step would take with everything saved."""
-        return self.resident_bytes + sum(region.plain_peak_bytes for region in self.regions)
+        return self.resident_bytes + _peak([(r.plain_peak_bytes, r.plain_saved_bytes) for r in self.regions])
 
     @property
     def time_s(self) -> float:
@@ -144,6 +141,15 @@ class Plan:
         return cls.from_json(data)
 
 
+def _peak(graphs: list[tuple[int, int]]) -> int:
+    """The peak of graphs that run one after another, each given by its peak and by what it saves for later."""
+    held = top = 0
+    for peak, saved in graphs:
+        top = max(top, held + peak)
+        held += saved
+    return top
+
+
 def region_plan(
     joint: Joint, fingerprint: str, method: str, program: Program, prediction: Prediction, plain: Prediction
 ) -> RegionPlan:
@@ -156,6 +162,7 @@ def region_plan(
         saved_bytes=prediction.saved_bytes,
         time_s=prediction.time_s,
         plain_peak_bytes=plain.peak_bytes,
+        plain_saved_bytes=plain.saved_bytes,
         plain_time_s=plain.time_s,
         timeline=(*prediction.forward_bytes, prediction.between_bytes, *prediction.backward_bytes),
         modules=_modules(joint, program),
@@ -201,6 +208,7 @@ def _region_from_json(data: Any) -> RegionPlan:
         saved_bytes=int(data["saved_bytes"]),
         time_s=float(data["time_s"]),
         plain_peak_bytes=int(data["plain_peak_bytes"]),
+        plain_saved_bytes=int(data["plain_saved_bytes"]),
         plain_time_s=float(data["plain_time_s"]),
         timeline=tuple(map(int, data["timeline"])),
         modules=tuple(ModulePlan(**module) for module in data["modules"]),

@@ -61,7 +61,8 @@ def make_program(joint: Joint, order: Sequence[int]) -> Program:
     arriving = set(joint.arriving)
     saved = tuple(sorted(op for op in needed if op not in arriving))
     kept = (*joint.results, *joint.updates, *saved)
-    forward, _ = _listing(joint, joint.forward, kept, dict.fromkeys(joint.effects, []), again=False)
+    effects: dict[int, list[int]] = {op: [] for op in joint.effects}
+    forward, _ = _listing(joint, joint.forward, kept, effects, again=False)
     memory = _Memory(joint, 0)
     for op in joint.inputs:
         memory.bring(op)
@@ -140,12 +141,17 @@ class Prediction:
         return max(self.between_bytes, *self.forward_bytes, *self.backward_bytes, 0)
 
 
-def predict(joint: Joint, program: Program, around: Surroundings = Surroundings()) -> Prediction:
+_ALONE = Surroundings()
+
+
+def predict(joint: Joint, program: Program, around: Surroundings = _ALONE) -> Prediction:
     """Play a program storage by storage."""
     memory = _Memory(joint, around.state_bytes)
     for op in joint.inputs:
         memory.bring(op)
-    forward = [memory.run(instruction, op_state=instruction.op in program.reseeded) for instruction in program.forward]
+    forward = [
+        memory.run(instruction, op_state=instruction.op in program.reseeded) for instruction in program.forward
+    ]
     held = {*joint.results, *program.saved}
     for op in joint.updates:
         if op not in held:

@@ -30,7 +30,9 @@ def curve(tmp_path_factory):
         patch.setenv("ELBOWROOM_CACHE", str(tmp_path_factory.mktemp("cache")))
         torch.manual_seed(0)
         layers = [layer for _ in range(6) for layer in (nn.Linear(16, 16), nn.Tanh())]
-        training = Training("here:made", nn.Sequential(*layers), (torch.randn(256, 16),), lambda out: out.square().mean(), None)
+        training = Training(
+            "here:made", nn.Sequential(*layers), (torch.randn(256, 16),), lambda out: out.square().mean(), None
+        )
         session = training.fit(2**40, "estimate")
         return sweep_budgets(session, training, None, 6, no_report)
 

@@ -17,11 +17,13 @@ from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import default_partition
 
 from elbowroom.capture.joint_graph import Captured, capture_joint, has_symbols
-from elbowroom.execute.region import Region
+from elbowroom.execute.region import Looks, Region
 from elbowroom.measuring.allocator import allocator_block
 
 
-def make_backend(on_capture: Callable[[Region], None], on_refusal: Callable[[str], None]) -> Callable[..., Any]:
+def make_backend(
+    on_capture: Callable[[Region], None], on_refusal: Callable[[str], None], looks: Looks
+) -> Callable[..., Any]:
     """A backend that calls `on_capture` with every training graph it takes, before the graph first runs."""
 
     def compile_graph(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
@@ -33,7 +35,7 @@ def make_backend(on_capture: Callable[[Region], None], on_refusal: Callable[[str
                 return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
             static = set(rest.get("static_lifetime_input_indices") or ())
             captured = capture_joint(joint, num_fwd_outputs, static, allocator_block(_on_cuda(joint)))
-            region = Region(captured)
+            region = Region(captured, looks)
             regions.append(region)
             on_capture(region)
             return _stand_ins(captured)
@@ -60,7 +62,12 @@ def make_backend(on_capture: Callable[[Region], None], on_refusal: Callable[[str
 @contextmanager
 def capture_settings(graphs: int) -> Iterator[None]:
     """Dynamo's settings while it traces for us: recurrent layers too, and as many graphs as we ask for."""
-    settings = {"allow_rnn": True, "recompile_limit": graphs, "accumulated_recompile_limit": 64 * graphs}
+    settings: dict[str, Any] = {
+        "allow_rnn": True,
+        "optimize_ddp": False,
+        "recompile_limit": graphs,
+        "accumulated_recompile_limit": 64 * graphs,
+    }
     with torch._dynamo.config.patch(**settings):
         yield
 
@@ -117,6 +124,4 @@ def _boxed(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], 
 
 
 def _boxed_module(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    from functorch.compile import make_boxed_func
-
-    return make_boxed_func(module.forward)  # type: ignore[no-any-return]
+    return _boxed(lambda arguments: module.forward(*arguments))

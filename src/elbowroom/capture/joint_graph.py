@@ -93,9 +93,7 @@ def has_symbols(graph_module: fx.GraphModule) -> bool:
     """Whether any value is a symbolic number: shapes that are only known when the step runs."""
     symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
     return any(
-        isinstance(leaf, symbolic)
-        for node in graph_module.graph.nodes
-        for leaf in tree_leaves(node.meta.get("val"))
+        isinstance(leaf, symbolic) for node in graph_module.graph.nodes for leaf in tree_leaves(node.meta.get("val"))
     )
 
 
@@ -198,7 +196,7 @@ def is_random(node: fx.Node) -> bool:
     for i, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         if argument.name == "dropout_p":
             given = node.args[i] if i < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
-            return given != 0.0
+            return bool(given != 0.0)
     return True
 
 
@@ -211,8 +209,9 @@ def _module_path(node: fx.Node) -> str:
     if not stack:
         return ""
     path = str(list(stack.values())[-1][0])
-    path = _STEP.sub(r".\1", path.replace("L['self']", "").replace("._modules", ""))
-    return path.lstrip(".").removeprefix("L.").removeprefix("self").lstrip(".")
+    for root in ("L['self']", "L['model']"):  # the name of the model where it is called is not part of it
+        path = path.removeprefix(root)
+    return _STEP.sub(r".\1", path.replace("._modules", "")).lstrip(".")
 
 
 def _key(node: fx.Node) -> str:

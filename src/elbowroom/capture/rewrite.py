@@ -76,10 +76,13 @@ def _update_in_place(graph: fx.Graph) -> list[fx.Node]:
             part.replace_all_uses_with(node.args[part.args[1]])
             graph.erase_node(part)
         node.target = batch_norm_updating
+        node.meta["val"] = tuple(node.meta["val"][:3])
         effects.append(node)
     for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
         counter = node.args[0]
-        counts = isinstance(counter, fx.Node) and counter.op == "placeholder" and not isinstance(node.args[1], fx.Node)
+        counts = (
+            isinstance(counter, fx.Node) and counter.op == "placeholder" and not isinstance(node.args[1], fx.Node)
+        )
         if counts and set(node.users) == {output} and set(counter.users) == {node} and _overwrites(output, node):
             node.replace_all_uses_with(counter)
             node.target = aten.add_.Tensor
@@ -100,18 +103,18 @@ def _overwrites(output: fx.Node, node: fx.Node) -> bool:
     described = output.meta.get("desc") or []
     returned = list(output.args[0])  # type: ignore[arg-type]
     return all(
-        hasattr(what, "mutated_input")
-        for value, what in zip(returned, described, strict=False)
-        if value is node
+        hasattr(what, "mutated_input") for value, what in zip(returned, described, strict=False) if value is node
     ) and bool(described)
 
 
 # --- causal masks --------------------------------------------------------------------------------------------
 
-_ATTENTION = {
-    aten._scaled_dot_product_cudnn_attention.default: aten._scaled_dot_product_cudnn_attention_backward.default,
-    aten._scaled_dot_product_efficient_attention.default: aten._scaled_dot_product_efficient_attention_backward.default,
-}
+_ATTENTION = (
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_cudnn_attention_backward.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_efficient_attention_backward.default,
+)
 
 
 def _use_causal_flags(graph: fx.Graph) -> None:
@@ -120,10 +123,14 @@ def _use_causal_flags(graph: fx.Graph) -> None:
     Kernels skip half the work then, and no mask is kept. Only on CUDA, where masks choose slower kernels.
     """
     causal: dict[fx.Node, bool] = {}
-    for target in (*_ATTENTION, *_ATTENTION.values()):
+    for target in _ATTENTION:
         for node in graph.find_nodes(op="call_function", target=target):
             mask = _argument(node, "attn_bias")
-            if not isinstance(mask, fx.Node) or mask.meta["val"].device.type != "cuda" or _argument(node, "is_causal"):
+            if (
+                not isinstance(mask, fx.Node)
+                or mask.meta["val"].device.type != "cuda"
+                or _argument(node, "is_causal")
+            ):
                 continue
             if mask not in causal:
                 causal[mask] = _is_causal(mask)

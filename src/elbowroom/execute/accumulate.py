@@ -7,7 +7,10 @@ hooks that data-parallel training puts on the parameter's accumulation node.
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import TypeAlias
 
 import torch
@@ -59,16 +62,23 @@ def _is_autograds(parameter: torch.Tensor) -> bool:
 
 
 def _engine_accumulates() -> bool:
-    """Whether the running backward is a plain `backward()`.
+    """Whether the running backward is a plain `backward()`, for all leaves.
 
-    Only then does the engine keep no list of the nodes to run; asked about a node that is not on its list, it
-    raises otherwise.
+    The engine does not tell, but whoever started it is waiting in `_engine_run_backward`: in this thread, or, on
+    CUDA, in another one. Where nobody is found, or somebody wants gradients returned, autograd gets them.
     """
-    try:
-        torch._C._will_engine_execute_node(_STRANGER)
-    except (RuntimeError, IndexError):
-        return False
-    return True
+    here = threading.get_ident()
+    frames = sys._current_frames()
+    starts = _starts(frames[here]) or [start for frame in frames.values() for start in _starts(frame)]
+    return bool(starts) and all(starts)
 
 
-_STRANGER = torch.zeros((), requires_grad=True).expand(1).grad_fn  # a node of no graph that is ever run
+def _starts(frame: FrameType | None) -> list[bool]:
+    """For the innermost backward started in a thread: whether it accumulates into every leaf."""
+    while frame is not None:
+        if frame.f_code.co_name == "_engine_run_backward":
+            given = frame.f_locals
+            inputs = given["args"][3] if len(given["args"]) > 3 else ()
+            return [bool(given["kwargs"].get("accumulate_grad")) and not inputs]
+        frame = frame.f_back
+    return []

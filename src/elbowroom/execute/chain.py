@@ -10,7 +10,7 @@ What differs from plain execution, because a stage runs more than once and its g
 - `torch.autograd.grad`, `backward(inputs=…)` and `create_graph=True` are refused; so is a second backward through the
   same output. If they ask for parameters alone, torch finds no way to them: `grad` says so, `backward` does nothing.
 - Forward hooks, and anything else a forward does besides changing buffers, happen again in every replay.
-- A recurrent network with dropout between its layers runs without cuDNN on a GPU: right and repeatable, but slower.
+- Dropout between the layers of a recurrent network on a GPU draws other masks (see `remembering`).
 - A stage must not write into its input: `fuse_stages` joins one that does to the stage before it.
 - A parameter that several calls before one backward share gets their gradients one by one, not their sum, and so do
   its hooks. Under autocast, one that several stages share is cast for each of them, so the parts of its gradient are
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -261,16 +261,11 @@ class _Rest(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Step:
-    """A stage as it is when called.
-
-    `shared` is where those of its parameters are that it trains and other stages have too; `draws_aside` says that
-    it has dropout whose random state cuDNN keeps to itself, so that nobody can restore it.
-    """
+    """A stage as it is when called: its parameters, and where those are that it trains and other stages have too."""
 
     stage: nn.Module
     parameters: tuple[Tensor, ...]
     shared: tuple[Place, ...]
-    draws_aside: bool
 
 
 def steps_of(stages: Sequence[nn.Module]) -> list[Step]:
@@ -285,7 +280,6 @@ def steps_of(stages: Sequence[nn.Module]) -> list[Step]:
             stage,
             tuple(p for _, _, p in of_stage),
             tuple(place for place in of_stage if place[2].requires_grad and users[id(place[2])] > 1),
-            any(isinstance(m, nn.RNNBase) and m.training and m.dropout > 0 for m in stage.modules()),
         )
         for stage, of_stage in zip(stages, places, strict=True)
     ]
@@ -359,8 +353,7 @@ def save_all(step: Step, source: Activation) -> SavedSet:
         token = torch.empty(0, requires_grad=True)
         tensors = _Catch.apply(caught, token, *wanted) if wanted else ()  # type: ignore[no-untyped-call]
         aliases = dict(zip(shared, tensors[len(source.taking) :], strict=True))
-        repeatable = torch.backends.cudnn.flags(enabled=False) if step.draws_aside else nullcontext()
-        with repeatable, swapped([(table, name, aliases[id(p)]) for table, name, p in step.shared]):
+        with swapped([(table, name, aliases[id(p)]) for table, name, p in step.shared]):
             leaves, spec = _call(step.stage, source, source.with_taking(tensors))
     needs = tuple(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
     edges = tuple(get_gradient_edge(leaf) for leaf, need in zip(leaves, needs, strict=True) if need)
@@ -406,10 +399,9 @@ class SavedSet:
     def backward(self, gradients: Gradients) -> tuple[Gradients, dict[int, Tensor]]:
         """The gradients of the stage's input, and those of its shared parameters; the others' go to `.grad`."""
         self._output = None
-        edges, self.edges = self.edges, ()
-        starts = [(e, g) for e, g in zip(edges, gradients, strict=False) if g is not None]
+        starts = [(edge, g) for edge, g in zip(self.edges, gradients, strict=True) if g is not None]
         if starts:
-            torch.autograd.backward([e for e, _ in starts], [g for _, g in starts])
+            torch.autograd.backward([edge for edge, _ in starts], [g for _, g in starts])
         inputs = len(self.caught) - len(self.shared)
         found = zip(self.shared, self.caught[inputs:], strict=False)
         return tuple(self.caught[:inputs]), {key: gradient for key, gradient in found if gradient is not None}
@@ -491,6 +483,9 @@ def remembering(stage: nn.Module, devices: Iterable[torch.device], habits: Habit
 
     Batch normalization changes its statistics without a trace in their version, so values are compared too, but only
     the first time that the modules are in these modes: on a GPU it means waiting.
+
+    For dropout in recurrent networks cuDNN has a random stream of its own, which cannot be read. But setting the
+    GPU's random state makes it begin anew from there, which is done here too, so that a replay can do the same.
     """
     found = Found(
         {device: _random_state(device) for device in {torch.device("cpu"), *devices}},
@@ -501,6 +496,9 @@ def remembering(stage: nn.Module, devices: Iterable[torch.device], habits: Habit
             if buffer is not None
         ],
     )
+    for device, state in found.random.items():
+        if device.type != "cpu":
+            _set_random_state(device, state)
     yield found
     found.random = {d: state for d, state in found.random.items() if not torch.equal(state, _random_state(d))}
     modes = tuple(module.training for module in stage.modules())

@@ -16,8 +16,9 @@ from torch import fx
 from elbowroom.capture.backend import make_backend
 from elbowroom.capture.joint_graph import live_bytes
 from elbowroom.errors import InputError
-from elbowroom.execute.region import Region
-from elbowroom.execute.session import measure_region, room_within, surroundings, too_small
+from elbowroom.execute.region import Looks, Region
+from elbowroom.execute.session import measure_region, surroundings, too_small
+from elbowroom.execute.settings import room_within
 from elbowroom.planning import Planner
 from elbowroom.units import format_bytes, parse_bytes
 
@@ -41,7 +42,7 @@ def elbowroom(graph_module: fx.GraphModule, example_inputs: Any, **given: Any) -
     def on_refusal(why: str) -> None:
         warnings.warn(f"elbowroom: a graph is not planned: {why}", stacklevel=2)
 
-    return make_backend(on_capture, on_refusal)(graph_module, example_inputs)
+    return make_backend(on_capture, on_refusal, Looks())(graph_module, example_inputs)
 
 
 def _plan_alone(region: Region, budget: int, estimate: bool) -> None:

@@ -141,7 +141,9 @@ class _Writer:
         call = f"{name} = {self._call(op, instruction)}"
         if instruction.replay and op in self.program.reseeded:
             generator, state = self._generator(op), self._state(op)
-            call = f"now = {generator}.get_state(); {generator}.set_state({state}); {call}; {generator}.set_state(now)"
+            call = (
+                f"now = {generator}.get_state(); {generator}.set_state({state}); {call}; {generator}.set_state(now)"
+            )
             call += f"; now = {state} = None" if instruction.last_draw else "; now = None"
         for i in instruction.accumulates:
             function = "accumulate" if self._owns(op) else "accumulate_copy"
@@ -169,7 +171,7 @@ class _Writer:
             return f"{self._value(args[0])}[{args[1]}]"
         named = [f"{key}={self._value(value)}" for key, value in node.kwargs.items()]
         if instruction.reuses is not None:
-            target, keyword_name = out_variant(target)
+            target, keyword_name = out_variant(target) or (target, "out")
             named.append(f"{keyword_name}={self.names[instruction.reuses]}")
         return f"{self._operator(target)}({', '.join([*map(self._value, args), *named])})"
 

@@ -6,6 +6,7 @@ pending backward always runs the program that its forward prepared.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,20 +19,28 @@ from elbowroom.execute.emit import Emitted, emit, emit_outputs_only
 from elbowroom.program import Program, forward_only
 
 
+class Looks:
+    """Shared by the regions of a session. While `calls` is a list, they compute outputs only and write down calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[Region] | None = None
+
+
 class Region:
     """One graph of the user's model, runnable."""
 
-    def __init__(self, captured: Captured) -> None:
+    def __init__(self, captured: Captured, looks: Looks) -> None:
         self.captured = captured
-        self.programs: list[tuple[Program, Emitted, torch.Tensor]] = []
+        self.looks = looks
+        self.programs: list[tuple[Program, Emitted]] = []
         self.runs = 0
+        self.waiting: set[int] = set()  # forwards that hold what they saved for a backward still to come
         self.watch: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered around every program run
         self._look: Callable[[list[Any]], list[Any]] | None = None
 
     def install(self, program: Program) -> None:
         """From the next forward on, run this program."""
-        number = torch.tensor(len(self.programs))
-        self.programs.append((program, emit(self.captured, program), number))
+        self.programs.append((program, emit(self.captured, program)))
 
     @property
     def program(self) -> Program:
@@ -42,24 +51,33 @@ class Region:
         return self.programs[-1][1].source
 
     def forward(self, arguments: list[Any]) -> list[Any]:
-        if not self.programs:
+        if self.looks.calls is not None:
+            self.looks.calls.append(self)
             return self._outputs_only(arguments)
         self.runs += 1
-        _, emitted, number = self.programs[-1]
         with self.watch():
-            outputs = emitted.forward(arguments)
-        outputs.append(number)
+            outputs = self.programs[-1][1].forward(arguments)
+        outputs.append(self._ticket())
         return outputs
+
+    def _ticket(self) -> torch.Tensor:
+        """Tells the backward which program, and which run of it, it belongs to; dies with what was saved."""
+        ticket = torch.tensor((len(self.programs) - 1, self.runs))
+        self.waiting.add(self.runs)
+        weakref.finalize(ticket, self.waiting.discard, self.runs)
+        return ticket
 
     def backward(self, arguments: list[Any]) -> list[Any]:
         at = len(arguments) - len(self.captured.joint.arriving) - 1
-        number = int(arguments.pop(at))
+        number, run = arguments.pop(at).tolist()
         if number < 0:
             raise ElbowroomError("this forward ran only to look at the model; call the fitted model again")
+        self.waiting.discard(run)
         with self.watch():
-            return self.programs[number][1].backward(arguments)
+            gradients = self.programs[number][1].backward(arguments)
+        return gradients
 
     def _outputs_only(self, arguments: list[Any]) -> list[Any]:
         if self._look is None:
             self._look = emit_outputs_only(self.captured, forward_only(self.captured.joint))
-        return [*self._look(arguments), torch.tensor(-1)]
+        return [*self._look(arguments), torch.tensor((-1, 0))]

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
-from torch.utils._pytree import tree_flatten, tree_leaves
 
 from elbowroom.capture.backend import capture_settings, make_backend
 from elbowroom.capture.fingerprint import fingerprint
 from elbowroom.capture.unplanned import hooked_modules, unplanned_nodes
 from elbowroom.errors import BudgetTooSmall, ElbowroomError, InputError, Unplanned
-from elbowroom.execute.region import Region
+from elbowroom.execute.region import Looks, Region
+from elbowroom.execute.settings import Settings, budget_for, call_key, room_within, shown
 from elbowroom.joint import Joint
 from elbowroom.measuring.cache import setting_of
 from elbowroom.measuring.ops import measure_ops
@@ -33,27 +33,13 @@ from elbowroom.program import Surroundings, make_program
 from elbowroom.report.progress import progress_bar
 from elbowroom.units import format_bytes, parse_bytes
 
-MARGIN = 1024  # bytes left free: scalars that autograd and Python make around a step
-# The CUDA allocator does not split off the last MiB of a block it reuses: on the H200 up to 0.6 % of the activations.
-CUDA_MARGIN, CUDA_MARGIN_SHARE = 8 * 2**20, 0.0075
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the user asked for."""
-
-    budget_bytes: int
-    optimizer: torch.optim.Optimizer | None = None
-    loss_inside: bool = False
-    strict: bool = False
-    max_shapes: int = 8
-    estimate: bool = False
-    plan: Plan | None = None
-
 
 @dataclass
 class Entry:
-    """One shape of input: its graphs and their plan; no graphs means that it runs unplanned, and why."""
+    """One shape of input: the graphs it runs, in order (a graph may run twice), and their plan.
+
+    No graphs means that it runs unplanned; `unplanned` says why, or what part of it does.
+    """
 
     regions: list[Region] = field(default_factory=list)
     plan: Plan | None = None
@@ -61,24 +47,22 @@ class Entry:
     planners: list[Planner] = field(default_factory=list)
 
 
-class Unsuited(Exception):
-    """Capture cannot take this model; another road may. Never leaves the package."""
-
-
 class Session:
     """Runs a step, a function of the batch that calls the model, within a budget."""
 
-    def __init__(self, model: nn.Module, make_step: Callable[[nn.Module], Callable[..., Any]], settings: Settings) -> None:
+    def __init__(
+        self, model: nn.Module, make_step: Callable[[nn.Module], Callable[..., Any]], settings: Settings
+    ) -> None:
         self.model = model
         self.make_step = make_step
         self.step = step = make_step(model)
         self.settings = settings
         self.entries: dict[Any, Entry] = {}
-        self._recording: list[Region] | None = None
+        self._looks = Looks()
         self._refusals: list[str] = []
         self._late: list[Region] = []
         self._said: set[str] = set()
-        backend = make_backend(self._on_capture, self._refusals.append)
+        backend = make_backend(self._on_capture, self._refusals.append, self._looks)
         self._compiled = torch.compile(step, backend=backend, dynamic=False)
 
     # --- running ---
@@ -89,18 +73,23 @@ class Session:
         entry = self.prepare(args, kwargs)
         if not entry.regions:
             return self.step(*args, **kwargs)
-        before = [region.runs for region in entry.regions]
+        before = {region: region.runs for region in entry.regions}
         with capture_settings(self._graph_limit), _own_errors():
             outputs = self._compiled(*args, **kwargs)
         if self._late:
             entry.regions, self._late = [*entry.regions, *self._late], []
-        elif not all(region.runs > runs for region, runs in zip(entry.regions, before, strict=True)):
+        elif not all(region.runs > runs for region, runs in before.items()):
             self._say_unplanned("PyTorch ran it without the planned program; something it checks has changed")
+        for region in before:
+            if len(region.waiting) > entry.regions.count(region):
+                self._say_unplanned(
+                    f"more than {self.settings.forwards} of its forwards wait for their backward; pass forwards=…"
+                )
         return outputs
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
         """The entry of this shape of input, planned now if it is new."""
-        key = self._key(args, kwargs)
+        key = call_key(self.model, args, kwargs)
         if key in self.entries:
             return self.entries[key]
         planned = sum(bool(entry.regions) for entry in self.entries.values())
@@ -117,19 +106,10 @@ class Session:
     def _graph_limit(self) -> int:
         return 8 * (self.settings.max_shapes + 1)
 
-    def _key(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What usually makes PyTorch trace again. Whatever else does is noticed when it traces (`_on_capture`)."""
-        leaves, structure = tree_flatten((args, dict(kwargs)))
-        autocast = tuple(
-            torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None for device in ("cpu", "cuda")
-        )
-        return tuple(map(_leaf_key, leaves)), structure, self.model.training, autocast
-
     # --- capturing ---
 
     def _on_capture(self, region: Region) -> None:
-        if self._recording is not None:
-            self._recording.append(region)
+        if self._looks.calls is not None:
             return
         # Traced outside `prepare`: something else than the shape changed. It gets a plan of its own, at once.
         around = surroundings(region, self.settings.loss_inside)
@@ -143,17 +123,19 @@ class Session:
         self._late.append(region)
 
     def _record(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Region], str]:
-        """The graphs of one call, and what is left out of them. Changes nothing: no buffer, no random state."""
-        self._recording, self._refusals[:] = [], []
+        """The graphs that one call runs, in order, and what they leave out. Changes no buffer, no random state."""
+        self._refusals[:] = []
         if hooked := hooked_modules(self.model):
-            self._recording = None
-            return [], f"module {hooked[0]!r} has a backward hook, which capture does not see"
+            return [], (
+                f"module {hooked[0]!r} has a backward hook, which tracing does not see; remove it, or pass stages=[…]"
+            )
+        self._looks.calls = []
         try:
             with _random_state_kept(), torch.enable_grad(), capture_settings(self._graph_limit), _own_errors():
                 outputs = self._compiled(*args, **kwargs)
             left_out = unplanned_nodes(outputs)
         finally:
-            regions, self._recording = self._recording, None
+            regions, self._looks.calls = self._looks.calls, None
         if self._refusals:
             return regions, self._refusals[0]
         if not regions:
@@ -170,21 +152,24 @@ class Session:
             return Entry(unplanned=unplanned)
         device = regions[0].captured.device
         resident = resident_bytes(self.model, (args, dict(kwargs)), self.settings.optimizer, device)
+        resident["batch"] *= self.settings.forwards
+        regions = regions * self.settings.forwards
         if self.settings.plan is not None:
             return Entry(regions, self._loaded(regions, self.settings.plan), unplanned)
-        for region in regions:
+        planners = {}
+        for region in dict.fromkeys(regions):
             measure_region(region, self.settings.estimate)
-        with progress_bar("planning") as report:
-            around = [surroundings(region, self.settings.loss_inside) for region in regions]
-            planners = [Planner(r.captured.joint, a, report) for r, a in zip(regions, around, strict=True)]
-        entry = Entry(regions, None, unplanned, planners)
-        self._install(entry, self._found(entry, resident), resident, _shown(args, kwargs))
+            planners[region] = Planner(region.captured.joint, surroundings(region, self.settings.loss_inside))
+        entry = Entry(regions, None, unplanned, [planners[region] for region in regions])
+        self._install(entry, self._found(entry, resident), resident, shown(args, kwargs))
         return entry
 
     def set_budget(self, budget: int | str) -> None:
         """Plan every shape seen so far within another budget; if one cannot, nothing changes."""
         old = self.settings
-        self.settings = replace(old, budget_bytes=parse_bytes(budget, device_bytes=device_bytes(self.model)), plan=None)
+        self.settings = replace(
+            old, budget_bytes=parse_bytes(budget, device_bytes=device_bytes(self.model)), plan=None
+        )
         entries = [entry for entry in self.entries.values() if entry.plan is not None and entry.planners]
         try:
             found = [self._found(entry, entry.plan.resident) for entry in entries]  # type: ignore[union-attr]
@@ -208,8 +193,9 @@ class Session:
 
     def _install(self, entry: Entry, planned: list[Planned], resident: Mapping[str, int], inputs: str) -> None:
         regions = []
-        for region, found, planner in zip(entry.regions, planned, entry.planners, strict=True):
+        for region, found in dict(zip(entry.regions, planned, strict=True)).items():
             region.install(found.program)
+        for region, found, planner in zip(entry.regions, planned, entry.planners, strict=True):
             joint, plain = region.captured.joint, planner.everything.prediction
             made_for = fingerprint(region.captured)
             regions.append(region_plan(joint, made_for, found.method, found.program, found.prediction, plain))
@@ -245,7 +231,7 @@ class Session:
                 f"it needs {format_bytes(plan.peak_bytes)} and the budget is "
                 f"{format_bytes(self.settings.budget_bytes)}; plan again",
             )
-        for region, planned in zip(regions, plan.regions, strict=True):
+        for region, planned in dict(zip(regions, plan.regions, strict=True)).items():
             region.install(make_program(region.captured.joint, planned.order))
         return plan
 
@@ -283,10 +269,8 @@ def plan_together(planners: list[Planner], room: int) -> list[Planned] | None:
     low, high = 0.0, 1.0
     for _ in range(8):  # every graph gets the same share between its least and its most
         share = (low + high) / 2
-        plans = []
-        for planner in planners:
-            least, most = planner.least.prediction.peak_bytes, planner.everything.prediction.peak_bytes
-            plans.append(planner.best(int(least + share * (most - least))) or planner.least)
+        shared = {planner: _share(planner, share) for planner in planners}
+        plans = [shared[planner] for planner in planners]
         if peak(plans) <= room:
             low, best = share, plans
         else:
@@ -294,10 +278,9 @@ def plan_together(planners: list[Planner], room: int) -> list[Planned] | None:
     return best
 
 
-def room_within(budget: int, resident: Mapping[str, int], device: torch.device) -> int:
-    """Bytes that programs may plan with."""
-    room = budget - sum(resident.values()) - MARGIN
-    return room - max(CUDA_MARGIN, int(room * CUDA_MARGIN_SHARE)) if device.type == "cuda" else room
+def _share(planner: Planner, share: float) -> Planned:
+    least, most = planner.least.prediction.peak_bytes, planner.everything.prediction.peak_bytes
+    return planner.best(int(least + share * (most - least))) or planner.least
 
 
 def surroundings(region: Region, loss_inside: bool) -> Surroundings:
@@ -329,9 +312,7 @@ def too_small(
     for plan in least:
         peak = max(peak, held + plan.prediction.peak_bytes)
         held += plan.prediction.saved_bytes
-    needed = sum(resident.values()) + peak + MARGIN
-    if device.type == "cuda":
-        needed += max(CUDA_MARGIN, int(peak * CUDA_MARGIN_SHARE / (1 - CUDA_MARGIN_SHARE)) + 1)
+    needed = budget_for(peak, resident, device)
     largest = [(name, size) for name, size in resident.items() if size]
     for planner, plan in zip(planners, least, strict=True):
         largest.extend(largest_at_peak(planner.joint, plan))
@@ -362,21 +343,6 @@ def largest_at_peak(joint: Joint, plan: Planned) -> list[tuple[str, int]]:
     parts.append((f"workspace of {operator}{where}", entry.workspace))
     rest = max(moments) - inputs - entry.bytes - entry.workspace
     return [*parts, ("other values saved or in use then", rest)]
-
-
-def _leaf_key(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad
-    try:
-        hash(leaf)
-    except TypeError:
-        return id(leaf)
-    return type(leaf), leaf
-
-
-def _shown(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    tensors = [leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
-    return ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors)
 
 
 @contextmanager

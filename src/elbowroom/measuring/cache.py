@@ -12,7 +12,8 @@ from typing import TypeAlias
 
 import torch
 
-OpCosts: TypeAlias = dict[str, tuple[float, int]]  # operator key → seconds, workspace bytes
+# Operator key → seconds, workspace bytes, and bytes of its outputs where tracing is wrong about them.
+OpCosts: TypeAlias = dict[str, tuple[float, int, tuple[int, ...]]]
 
 ENVIRONMENT = "ELBOWROOM_CACHE"
 
@@ -55,7 +56,7 @@ def cached_costs(device: torch.device) -> Iterator[OpCosts]:
 def _read(path: Path) -> OpCosts:
     try:
         entries = json.loads(path.read_text())["operators"]
-        return {key: (float(seconds), int(size)) for key, (seconds, size) in entries.items()}
+        return {key: (float(time), int(size), tuple(map(int, sizes))) for key, (time, size, sizes) in entries.items()}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 

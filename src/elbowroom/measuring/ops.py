@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-from elbowroom.capture.joint_graph import Captured
+from elbowroom.capture.joint_graph import Captured, tensors_of
+from elbowroom.measuring.allocator import allocator_block
 from elbowroom.measuring.cache import OpCosts, cached_costs
 from elbowroom.measuring.estimate import estimated_time
 
@@ -33,7 +34,7 @@ def measure_ops(captured: Captured, *, estimate: bool = False, report: Report = 
         if op.key and not op.is_view and op.makes:
             distinct.setdefault(op.key, node)
     if estimate:
-        costs: OpCosts = {key: (estimated_time(node, captured.device), 0) for key, node in distinct.items()}
+        costs: OpCosts = {key: _estimated(node, captured.device) for key, node in distinct.items()}
     else:
         with cached_costs(captured.device) as costs:
             missing = {key: node for key, node in distinct.items() if key not in costs}
@@ -41,8 +42,15 @@ def measure_ops(captured: Captured, *, estimate: bool = False, report: Report = 
             with _disable_current_modes():  # while PyTorch traces, tensors would be made of nothing
                 costs.update(measure(missing, captured.device, report))
     for op in captured.joint.ops:
-        op.time, op.workspace = costs.get(op.key, (0.0, 0))
+        op.time, op.workspace, sizes = costs.get(op.key, (0.0, 0, ()))
+        if len(sizes) == len(op.makes):  # tracing may have been wrong about a dtype, and so about bytes
+            op.makes = tuple((storage, size) for (storage, _), size in zip(op.makes, sizes, strict=True))
+            captured.joint.storage_bytes.update(op.makes)
     report(1.0)
+
+
+def _estimated(node: fx.Node, device: torch.device) -> tuple[float, int, tuple[int, ...]]:
+    return estimated_time(node, device), 0, ()
 
 
 # --- CPU -----------------------------------------------------------------------------------------------------
@@ -51,22 +59,22 @@ _MARK = 7_654_321  # bytes; an allocation of this odd size separates operators i
 
 
 def _measure_cpu(nodes: dict[str, fx.Node], device: torch.device, report: Report) -> OpCosts:
-    times: dict[str, float] = {}
-    order: list[str] = []
     if not nodes:
         return {}
-    activities = [torch.profiler.ProfilerActivity.CPU]
+    costs: OpCosts = {}
+    order: list[str] = []
     for done, (key, node) in enumerate(nodes.items()):
         report(0.8 * done / len(nodes))
         try:
             call = _made_up_call(node)
             with torch.no_grad():
-                call()
-                times[key] = min(_cpu_samples(call))  # whatever else the machine does only adds
+                sizes = _output_bytes(call(), node, allocator_block(cuda=False))
+                costs[key] = min(_cpu_samples(call)), 0, sizes  # whatever else the machine does only adds
         except Exception:
-            times[key] = estimated_time(node, device)
+            costs[key] = _estimated(node, device)
             continue
         order.append(key)
+    activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profiler, torch.no_grad():
         for key in order:
             call = _made_up_call(nodes[key])
@@ -74,21 +82,20 @@ def _measure_cpu(nodes: dict[str, fx.Node], device: torch.device, report: Report
             result = call()
             torch.empty(_MARK, dtype=torch.uint8)
             del result, call
-    workspaces = dict(zip(order, _workspaces(profiler), strict=True))
-    return {key: (times[key], workspaces.get(key, 0)) for key in times}
+    for key, workspace in zip(order, _workspaces(profiler), strict=True):
+        costs[key] = costs[key][0], workspace, costs[key][2]
+    return costs
 
 
 def _cpu_samples(call: Callable[[], Any]) -> list[float]:
-    started = clock.perf_counter()
-    call()
-    once = clock.perf_counter() - started
-    repeats = max(1, min(20, int(_LEAST_SAMPLE / max(once, 1e-7) / _SAMPLES)))
-    samples = []
-    for _ in range(_SAMPLES if once < 0.05 else 1):
+    """Single runs until enough time is spent: one that was interrupted looks slow, the shortest tells the truth."""
+    samples: list[float] = []
+    while len(samples) < _SAMPLES or (sum(samples) < 5 * _LEAST_SAMPLE and len(samples) < 50):
         started = clock.perf_counter()
-        for _ in range(repeats):
-            call()
-        samples.append((clock.perf_counter() - started) / repeats)
+        call()
+        samples.append(clock.perf_counter() - started)
+        if sum(samples) > 1.0:
+            break
     return samples
 
 
@@ -119,17 +126,19 @@ def _measure_cuda(nodes: dict[str, fx.Node], device: torch.device, report: Repor
         report(done / len(nodes))
         try:
             with torch.no_grad():
-                costs[key] = _measure_cuda_op(_made_up_call(node), device)
+                costs[key] = _measure_cuda_op(_made_up_call(node), node, device)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
-            costs[key] = (estimated_time(node, device), 0)
+            costs[key] = _estimated(node, device)
         except Exception:
-            costs[key] = (estimated_time(node, device), 0)
+            costs[key] = _estimated(node, device)
     return costs
 
 
-def _measure_cuda_op(call: Callable[[], Any], device: torch.device) -> tuple[float, int]:
-    call()  # picks algorithms, allocates lasting workspaces
+def _measure_cuda_op(
+    call: Callable[[], Any], node: fx.Node, device: torch.device
+) -> tuple[float, int, tuple[int, ...]]:
+    sizes = _output_bytes(call(), node, allocator_block(cuda=True))  # picks algorithms, makes lasting workspaces
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     result = call()
@@ -138,7 +147,7 @@ def _measure_cuda_op(call: Callable[[], Any], device: torch.device) -> tuple[flo
     once = _cuda_seconds(call, 1)
     repeats = max(1, min(20, int(_LEAST_SAMPLE / max(once, 1e-7))))
     samples = [_cuda_seconds(call, repeats) / repeats for _ in range(_SAMPLES if once < 0.05 else 1)]
-    return statistics.median(samples), workspace
+    return statistics.median(samples), workspace, sizes
 
 
 def _cuda_seconds(call: Callable[[], Any], repeats: int) -> float:
@@ -148,7 +157,16 @@ def _cuda_seconds(call: Callable[[], Any], repeats: int) -> float:
         call()
     stop.record()
     stop.synchronize()
-    return start.elapsed_time(stop) / 1e3
+    return float(start.elapsed_time(stop)) / 1e3
+
+
+def _output_bytes(result: Any, node: fx.Node, block: Callable[[int], int]) -> tuple[int, ...]:
+    """Bytes of the storages an operator really made, in order; nothing if tracing was right about all of them."""
+    real = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    traced = tensors_of(node)
+    if len(real) != len(traced) or all(a.dtype == b.dtype for a, b in zip(real, traced, strict=True)):
+        return ()
+    return tuple(block(leaf.untyped_storage().nbytes()) for leaf in real)
 
 
 # --- running one operator on made-up data --------------------------------------------------------------------

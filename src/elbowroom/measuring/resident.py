@@ -1,4 +1,4 @@
-"""What is in memory during the whole step, whatever the plan: parameters, their gradients, optimizer state, the batch."""
+"""What is in memory during the whole step: parameters, their gradients, optimizer state, the batch."""
 
 from __future__ import annotations
 
@@ -48,14 +48,16 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer, device: torch.device) -> i
         return _bytes(_state_tensors(optimizer), device, set())
     total = 0
     for group in optimizer.param_groups:
-        per_element, fixed = _state_of_one(optimizer, group)
+        per_element, fixed = _state_of_one(optimizer, group, device)
         for parameter in group["params"]:
             if parameter.requires_grad and parameter.device.type == device.type:
                 total += sum(_rounded(int(parameter.numel() * size), device) for size in per_element) + fixed
     return total
 
 
-def _state_of_one(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> tuple[list[float], int]:
+def _state_of_one(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], device: torch.device
+) -> tuple[list[float], int]:
     """Try the optimizer on one small parameter: bytes per element of state shaped like it, and bytes besides."""
     sample = next((p for p in group["params"]), None)
     if sample is None:
@@ -74,14 +76,19 @@ def _state_of_one(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> tu
             "optimizer", f"{type(optimizer).__name__} has no state yet and cannot be tried; take one step first"
         ) from failure
     tensors = [value for value in copy.state[trial].values() if isinstance(value, torch.Tensor)]
-    like = [value.element_size() for value in tensors if value.shape == trial.shape]
-    return [float(size) for size in like], 0
+    like = [float(value.element_size()) for value in tensors if value.shape == trial.shape]
+    # Counters stay on the host unless the optimizer runs as one kernel.
+    counters_here = device.type == "cpu" or group.get("fused") or group.get("capturable")
+    others = [value for value in tensors if value.shape != trial.shape] if counters_here else []
+    return like, sum(_rounded(value.numel() * value.element_size(), device) for value in others)
 
 
 def _state_tensors(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
     if optimizer is None:
         return []
-    return [leaf for state in optimizer.state.values() for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
+    return [
+        leaf for state in optimizer.state.values() for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)
+    ]
 
 
 def _distinct(parameters: Iterable[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

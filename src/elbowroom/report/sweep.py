@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elbowroom.execute.session import Session
     from elbowroom.factory import Training
 
-_BAR = 24  # characters of the longest bar
+_BAR = 12  # characters of the longest bar
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,10 @@ def budget_for(plan: Plan) -> int:
     """The least budget within which the planner may choose this plan: its peak and the margin it leaves free."""
     import torch
 
-    from elbowroom.execute.session import room_within
+    from elbowroom.execute import settings
 
     device = torch.device(plan.setting["device"])
-    budget, needed = plan.peak_bytes, plan.peak_bytes - plan.resident_bytes
-    while (short := needed - room_within(budget, plan.resident, device)) > 0:  # the margin may grow with the budget
-        budget += short
-    return budget
+    return settings.budget_for(plan.peak_bytes - plan.resident_bytes, plan.resident, device)
 
 
 def spread(low: int, high: int, count: int) -> list[int]:
@@ -132,7 +129,7 @@ def sweep_table(curve: Curve) -> Table:
     for name in ("budget", "predicted peak", "extra time"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True, min_width=_BAR)
-    table.add_column("method")
+    table.add_column("method", no_wrap=True, overflow="ellipsis")
     slowest = max((extra_time(point.plan) for point in curve.points if point.plan), default=0.0)
     for point in curve.points:
         budget = format_bytes(point.budget_bytes)

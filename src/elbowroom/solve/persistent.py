@@ -68,7 +68,8 @@ class Sweep:
 
     def __init__(self, chain: Chain, most_bytes: int, slots: int | None = None) -> None:
         self.chain = chain
-        self.most_bytes = min(most_bytes, useful_bytes(chain))
+        self.useful_bytes = useful_bytes(chain)
+        self.most_bytes = min(most_bytes, self.useful_bytes)
         self.least_bytes = least_budget(chain, save_early=True)
         n = len(chain)
         self._division = divide(chain, self.most_bytes, slots, rows=row_count(n), steps=n**3 / 6)

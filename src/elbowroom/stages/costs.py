@@ -156,7 +156,7 @@ def _stage(k: int, costs: StageCosts, ways: Sequence[Way], account: Account) -> 
     """One stage of the chain. Overheads are what the peak leaves after the sizes the chain knows of."""
     again = costs.through if account == "full" else 0
     output = costs.leaves - costs.through + again
-    entering = costs.enters if account == "full" else costs.enters
+    entering = costs.enters
     savings = []
     plain_overhead = max(0, costs.plain_peak - entering - output)
     for way, saved, peak, backward_peak in zip(

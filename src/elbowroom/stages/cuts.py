@@ -190,7 +190,7 @@ def _thin(joint: Joint, place: dict[int, int], cuts: list[int], most: int) -> li
 
 def _pieces(joint: Joint, place: dict[int, int], spans: dict[int, tuple[int, int]], cuts: list[int]) -> list[Piece]:
     ends = [*cuts, len(joint.forward) - 1]
-    stage_of = []
+    stage_of: list[int] = []
     for stage, end in enumerate(ends):
         stage_of.extend([stage] * (end + 1 - len(stage_of)))
     forward: list[list[int]] = [[] for _ in ends]

@@ -106,9 +106,7 @@ def _cheapest(joint: Joint, piece: Piece, needs: list[int], there: set[int], pri
         if op not in border:
             edge(source, 2 * number[op], _INFINITE)
     size = 2 * count + 2
-    graph = csr_array(
-        (np.array(capacities, dtype=np.int32), (np.array(rows), np.array(columns))), shape=(size, size)
-    )
+    graph = csr_array((np.array(capacities, dtype=np.int32), (np.array(rows), np.array(columns))), shape=(size, size))
     graph.sum_duplicates()
     flow = maximum_flow(graph, source, sink).flow
     residual = csr_array(graph - flow)

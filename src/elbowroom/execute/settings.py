@@ -1,0 +1,68 @@
+"""What the user asked for, and what both roads make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+from elbowroom.plans import Plan
+
+MARGIN = 1024  # bytes left free: scalars that autograd and Python make around a step
+# The CUDA allocator does not split off the last MiB of a block it reuses: on the H200 up to 0.6 % of the activations.
+CUDA_MARGIN, CUDA_MARGIN_SHARE = 8 * 2**20, 0.0075
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked for. `forwards` is how many forwards wait for one backward."""
+
+    budget_bytes: int
+    optimizer: torch.optim.Optimizer | None = None
+    loss_inside: bool = False
+    strict: bool = False
+    max_shapes: int = 8
+    forwards: int = 1
+    estimate: bool = False
+    plan: Plan | None = None
+
+
+def room_within(budget: int, resident: Mapping[str, int], device: torch.device) -> int:
+    """Bytes that may be planned with."""
+    room = budget - sum(resident.values()) - MARGIN
+    return room - max(CUDA_MARGIN, int(room * CUDA_MARGIN_SHARE)) if device.type == "cuda" else room
+
+
+def budget_for(peak: int, resident: Mapping[str, int], device: torch.device) -> int:
+    """The least budget that leaves so much room."""
+    margin = max(CUDA_MARGIN, int(peak * CUDA_MARGIN_SHARE / (1 - CUDA_MARGIN_SHARE)) + 1)
+    return sum(resident.values()) + peak + MARGIN + (margin if device.type == "cuda" else 0)
+
+
+def call_key(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What usually makes a step another one: shapes, other arguments, training mode, autocast."""
+    leaves, structure = tree_flatten((args, dict(kwargs)))
+    autocast = tuple(
+        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None for device in ("cpu", "cuda")
+    )
+    return tuple(map(_leaf_key, leaves)), structure, model.training, autocast
+
+
+def shown(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """`float32[8, 3, 224, 224], int64[8]`."""
+    tensors = [leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
+    return ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors)
+
+
+def _leaf_key(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad
+    try:
+        hash(leaf)
+    except TypeError:
+        return id(leaf)
+    return type(leaf), leaf

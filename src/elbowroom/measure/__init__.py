@@ -1,1 +1,0 @@
-"""What a step really takes: its memory and its time, measured."""
