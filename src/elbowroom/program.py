@@ -56,12 +56,14 @@ def make_program(joint: Joint, order: Sequence[int]) -> Program:
     for i, gradient in joint.gradients:
         if i in joint.parameters and joint.ops[gradient].kind == "backward":
             accumulated.setdefault(gradient, []).append(i)
-    returned = [gradient for _, gradient in joint.gradients if gradient not in accumulated]
+    returned = [gradient for i, gradient in joint.gradients if i not in accumulated.get(gradient, ())]
     backward, needed = _listing(joint, order, returned, accumulated, again=True)
     arriving = set(joint.arriving)
     saved = tuple(sorted(op for op in needed if op not in arriving))
     kept = (*joint.results, *joint.updates, *saved)
-    effects: dict[int, list[int]] = {op: [] for op in joint.effects}
+    # Random operators draw in the forward even if only the backward reads them: the stream goes on as it would.
+    drawing = [op for op in joint.forward if joint.ops[op].random]
+    effects: dict[int, list[int]] = {op: [] for op in (*joint.effects, *drawing)}
     forward, _ = _listing(joint, joint.forward, kept, effects, again=False)
     memory = _Memory(joint, 0)
     for op in joint.inputs:
@@ -164,6 +166,7 @@ def predict(joint: Joint, program: Program, around: Surroundings = _ALONE) -> Pr
         memory.pin(op)
     between = memory.now + around.outside_bytes
     read = {read for i in program.backward for read in reads_of(joint, i)}
+    read.update(gradient for _, gradient in joint.gradients)  # one that arrives may be returned as it is
     for op in (*joint.arriving, *joint.results):
         if op not in read:
             memory.drop(op)

@@ -1,4 +1,4 @@
-"""Data-parallel training on two processes: a fitted model under DistributedDataParallel is the original, bit for bit."""
+"""Data-parallel training on two processes: under DDP a fitted model is the original, bit for bit."""
 
 from __future__ import annotations
 

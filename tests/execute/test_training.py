@@ -639,3 +639,41 @@ def test_a_hooked_model_that_is_no_row_of_stages_says_so():
     model.head.register_full_backward_hook(lambda module, inputs, outputs: None)
     with pytest.warns(UserWarning, match=r"'head' has a backward hook.*stages="):
         fit(model, *batch(), budget="1GiB")
+
+
+class Splits(nn.Module):
+    """Takes its activations apart and puts them together again, with little else in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(12, 12, 1) for _ in range(6))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(12) for _ in range(6))
+
+    def forward(self, x):
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            a, b, c = norm(layer(x)).chunk(3, dim=1)
+            x = torch.cat([a * torch.sigmoid(b), b, c.tanh()], dim=1)
+        return x.square().mean()
+
+
+def test_values_in_tuples_at_every_budget():
+    x = torch.randn(4, 12, 8, 8)
+    plain = Splits()
+    session = fit(copy.deepcopy(plain), x, budget="1GiB").elbowroom
+    (entry,) = session.entries.values()
+    (region,) = entry.regions
+    resident = entry.plan.resident_bytes
+    torch.manual_seed(1)
+    plain(x).backward()
+    for share in (0.9, 0.7, 0.5, 0.0):
+        budget = resident + int(share * (entry.plan.plain_peak_bytes - resident))
+        try:
+            session.set_budget(budget)
+        except BudgetTooSmall as too_small:
+            session.set_budget(too_small.least_budget)
+        assert all(region.captured.joint.ops[op].storable for op in region.program.saved)
+        for p in session.model.parameters():
+            p.grad = None
+        session(x).backward()
+        for p, q in zip(plain.parameters(), session.model.parameters(), strict=True):
+            assert torch.equal(p.grad, q.grad)

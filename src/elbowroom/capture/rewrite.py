@@ -70,7 +70,8 @@ def _update_in_place(graph: fx.Graph) -> list[fx.Node]:
     for node in graph.find_nodes(op="call_function", target=aten._native_batch_norm_legit_functional.default):
         parts = {user.args[1]: user for user in node.users}
         updated = [parts[i] for i in (3, 4) if i in parts]
-        if not node.args[5] or not all(_only_updates(part, output) for part in updated):
+        buffers = [buffer for buffer in node.args[3:5] if isinstance(buffer, fx.Node)]
+        if not node.args[5] or not all(_only_updates(part, output) for part in (*updated, *buffers)):
             continue
         for part in updated:
             part.replace_all_uses_with(node.args[part.args[1]])
@@ -91,7 +92,7 @@ def _update_in_place(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _only_updates(part: fx.Node, output: fx.Node) -> bool:
-    """Whether a new statistic goes nowhere but back to its buffer, perhaps through BatchNorm once more."""
+    """Whether a statistic goes nowhere but into BatchNorm and back to its buffer: nobody else sees it change."""
     again = (aten._native_batch_norm_legit_functional.default, batch_norm_updating)
     return all(
         user is output or (user.target in again and part in user.args[3:5] and part not in user.args[:3])

@@ -18,20 +18,29 @@ def hooked_modules(model: nn.Module) -> list[str]:
     ]
 
 
-def unplanned_nodes(outputs: Any) -> str:
-    """Names and bytes of what eager autograd nodes behind the outputs have saved; empty if there are none."""
+def unplanned_nodes(model: nn.Module, outputs: Any) -> str:
+    """What eager autograd nodes behind the outputs keep, and of which modules; empty if they keep nothing."""
     waiting = [leaf.grad_fn for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+    names: dict[Any, str] = {parameter: name.rpartition(".")[0] for name, parameter in model.named_parameters()}
     seen: set[Any] = set()
-    found: dict[str, int] = {}
+    kept: dict[str, int] = {}
+    modules: dict[str, None] = {}
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        waiting.extend(following for following, _ in node.next_functions)
+        following = [after for after, _ in node.next_functions if after is not None]
+        waiting.extend(following)
         if size := _saved_bytes(node):
-            found[node.name()] = found.get(node.name(), 0) + size
-    return ", ".join(f"{name} keeps {size} bytes" for name, size in sorted(found.items(), key=lambda i: -i[1])[:3])
+            kept[node.name()] = kept.get(node.name(), 0) + size
+            leaves = [getattr(after, "variable", None) for after in following]
+            modules.update(dict.fromkeys(names[leaf] for leaf in leaves if leaf in names))
+    if not kept:
+        return ""
+    largest = sorted(kept.items(), key=lambda entry: -entry[1])[:3]
+    what = ", ".join(f"{name} keeps {size} bytes" for name, size in largest)
+    return f"{what}; of modules {', '.join(list(modules)[:3])}" if modules else what
 
 
 def _saved_bytes(node: Any) -> int:
@@ -40,7 +49,6 @@ def _saved_bytes(node: Any) -> int:
     total = 0
     for name in dir(node):
         if name.startswith("_saved_"):
-            value = getattr(node, name, None)
-            tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+            tensors = [leaf for leaf in tree_leaves(getattr(node, name, None)) if isinstance(leaf, torch.Tensor)]
             total += sum(t.numel() * t.element_size() for t in tensors if not isinstance(t, nn.Parameter))
     return total

@@ -64,7 +64,7 @@ class Region:
         """Tells the backward which program, and which run of it, it belongs to; dies with what was saved."""
         ticket = torch.tensor((len(self.programs) - 1, self.runs))
         self.waiting.add(self.runs)
-        weakref.finalize(ticket, self.waiting.discard, self.runs)
+        weakref.finalize(ticket, self.waiting.discard, self.runs).atexit = False
         return ticket
 
     def backward(self, arguments: list[Any]) -> list[Any]:
@@ -74,7 +74,7 @@ class Region:
             raise ElbowroomError("this forward ran only to look at the model; call the fitted model again")
         self.waiting.discard(run)
         with self.watch():
-            gradients = self.programs[number][1].backward(arguments)
+            gradients: list[Any] = self.programs[number][1].backward(arguments)
         return gradients
 
     def _outputs_only(self, arguments: list[Any]) -> list[Any]:

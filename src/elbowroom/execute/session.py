@@ -133,7 +133,7 @@ class Session:
         try:
             with _random_state_kept(), torch.enable_grad(), capture_settings(self._graph_limit), _own_errors():
                 outputs = self._compiled(*args, **kwargs)
-            left_out = unplanned_nodes(outputs)
+            left_out = unplanned_nodes(self.model, outputs)
         finally:
             regions, self._looks.calls = self._looks.calls, None
         if self._refusals:
@@ -141,7 +141,10 @@ class Session:
         if not regions:
             return [], "PyTorch did not trace it"
         if left_out:
-            return regions, f"part of it runs outside the traced graphs ({left_out})"
+            return regions, (
+                f"part of it runs outside the traced graphs ({left_out}); TORCH_LOGS=graph_breaks shows where tracing "
+                "stops, and stages=[…] needs no tracing"
+            )
         return regions, ""
 
     # --- planning ---
@@ -300,7 +303,7 @@ _KEEPS_ARRIVING = tuple(int(part) for part in torch.__version__.split("+")[0].sp
 
 
 def measure_region(region: Region, estimate: bool) -> None:
-    with progress_bar("measuring operators") as report:
+    with _random_state_kept(), progress_bar("measuring operators") as report:
         measure_ops(region.captured, estimate=estimate, report=report)
 
 

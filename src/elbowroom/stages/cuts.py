@@ -86,7 +86,13 @@ def _crossing_bytes(joint: Joint, spans: dict[int, tuple[int, int]]) -> list[int
     for step in change[:-1]:
         now += step
         crossing.append(now)
+    for op, (made, until) in spans.items():
+        if not joint.ops[op].storable:  # a tuple cannot be kept, only what is taken out of it
+            crossing[made:until] = [_NEVER] * (until - made)
     return crossing
+
+
+_NEVER = 2**62  # bytes: no cut here
 
 
 def _choose(joint: Joint, place: dict[int, int], crossing: Sequence[int], divide: bool, most: int) -> list[int]:

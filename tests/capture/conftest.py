@@ -1,0 +1,76 @@
+"""Tiny models traced as `fit` traces them: `capture(model, *example)` looks at one, and `train` runs a step of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+
+@dataclass
+class Capture:
+    """A traced model. `region.captured` is what the rewrites left of its graph."""
+
+    compiled: Any
+    region: Any
+    outputs: Any
+
+    @property
+    def nodes(self) -> list[Any]:
+        return self.region.captured.nodes
+
+    @property
+    def joint(self) -> Any:
+        return self.region.captured.joint
+
+    @property
+    def targets(self) -> list[str]:
+        return [op.target for op in self.joint.ops]
+
+    @property
+    def effects(self) -> list[str]:
+        return [self.joint.ops[op].target for op in self.joint.effects]
+
+    def train(self, *example: Any, again: bool = False) -> Any:
+        """One step: everything saved, or everything the backward reads computed again."""
+        from elbowroom.program import make_program
+
+        order = [*self.joint.forward, *self.joint.backward] if again else self.joint.backward
+        self.region.looks.calls = None
+        self.region.install(make_program(self.joint, order))
+        outputs = self.compiled(*example)
+        total(outputs).backward()
+        return outputs
+
+
+def total(outputs: Any) -> Any:
+    parts = outputs if isinstance(outputs, tuple) else (outputs,)
+    return sum(part.square().sum() for part in parts if part.requires_grad)
+
+
+@pytest.fixture
+def capture():
+    torch = pytest.importorskip("torch")
+    from elbowroom.capture.backend import make_backend
+    from elbowroom.execute.region import Looks
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+    def refuse(why: str) -> None:
+        raise AssertionError(why)
+
+    def look(model: Any, *example: Any) -> Capture:
+        def step(*args: Any) -> Any:
+            return model(*args)
+
+        regions: list[Any] = []
+        looks = Looks()
+        looks.calls = []
+        compiled = torch.compile(step, backend=make_backend(regions.append, refuse, looks), dynamic=False)
+        outputs = compiled(*example)
+        (region,) = regions
+        return Capture(compiled, region, outputs)
+
+    return look
