@@ -530,6 +530,8 @@ def test_plans_are_saved_loaded_and_refused(tmp_path):
     fitted = fit(model, *batch(), budget=loaded.budget_bytes, plan=loaded)
     assert recomputes(fitted)
     fitted(*batch()).backward()
+    fitted.elbowroom.set_budget("1GiB")
+    assert not recomputes(fitted)
     with pytest.raises(InputError, match="plan"):
         fit(Net(blocks=3), *batch(), budget="1GiB", plan=loaded)
     with pytest.raises(InputError, match="plan: it needs"):
@@ -677,3 +679,19 @@ def test_values_in_tuples_at_every_budget():
         session(x).backward()
         for p, q in zip(plain.parameters(), session.model.parameters(), strict=True):
             assert torch.equal(p.grad, q.grad)
+
+
+def test_a_model_that_changes_is_planned_again():
+    """Freezing a layer makes PyTorch trace anew: that step gets a plan at once, the next one a plan of everything."""
+
+    def run(model):
+        for step in range(4):
+            if step == 2:
+                model.blocks[1].requires_grad_(False)
+                model.blocks[2].drop.p = 0.5
+            model(*batch(seed=step)).backward()
+
+    fitted = both(Net(), run, *batch(), strict=True)
+    (entry,) = fitted.elbowroom.entries.values()
+    (region,) = entry.regions
+    assert len(region.captured.joint.gradients) == len([p for p in fitted.parameters() if p.requires_grad])

@@ -76,8 +76,9 @@ class Session:
         before = {region: region.runs for region in entry.regions}
         with capture_settings(self._graph_limit), _own_errors():
             outputs = self._compiled(*args, **kwargs)
-        if self._late:
-            entry.regions, self._late = [*entry.regions, *self._late], []
+        if self._late:  # the model has changed under this shape: look at it afresh before the next step
+            self._late = []
+            self.entries = {key: other for key, other in self.entries.items() if other is not entry}
         elif not all(region.runs > runs for region, runs in before.items()):
             self._say_unplanned("PyTorch ran it without the planned program; something it checks has changed")
         for region in before:
@@ -159,13 +160,16 @@ class Session:
         regions = regions * self.settings.forwards
         if self.settings.plan is not None:
             return Entry(regions, self._loaded(regions, self.settings.plan), unplanned)
+        entry = Entry(regions, None, unplanned, self._planners(regions))
+        self._install(entry, self._found(entry, resident), resident, shown(args, kwargs))
+        return entry
+
+    def _planners(self, regions: list[Region]) -> list[Planner]:
         planners = {}
         for region in dict.fromkeys(regions):
             measure_region(region, self.settings.estimate)
             planners[region] = Planner(region.captured.joint, surroundings(region, self.settings.loss_inside))
-        entry = Entry(regions, None, unplanned, [planners[region] for region in regions])
-        self._install(entry, self._found(entry, resident), resident, shown(args, kwargs))
-        return entry
+        return [planners[region] for region in regions]
 
     def set_budget(self, budget: int | str) -> None:
         """Plan every shape seen so far within another budget; if one cannot, nothing changes."""
@@ -173,7 +177,9 @@ class Session:
         self.settings = replace(
             old, budget_bytes=parse_bytes(budget, device_bytes=device_bytes(self.model)), plan=None
         )
-        entries = [entry for entry in self.entries.values() if entry.plan is not None and entry.planners]
+        entries = [entry for entry in self.entries.values() if entry.plan is not None]
+        for entry in entries:
+            entry.planners = entry.planners or self._planners(entry.regions)  # a loaded plan has none
         try:
             found = [self._found(entry, entry.plan.resident) for entry in entries]  # type: ignore[union-attr]
         except BudgetTooSmall:
