@@ -338,18 +338,20 @@ def orders(draw, joint: Joint) -> list[int]:
 
     Which values are there at first is drawn; so is what is lost on the way, and what runs again for no reason.
     """
-    forward = list(joint.forward)
-    have = set(draw(st.lists(st.sampled_from(forward), unique=True))) if forward else set()
+    storable = [op for op in joint.forward if joint.ops[op].storable]
+    some = st.lists(st.sampled_from(storable), max_size=4) if storable else st.just([])
+    have = {op for op in storable if draw(st.booleans())}
     forgetful = draw(st.booleans())
     order: list[int] = []
     for op in joint.backward:
+        if forgetful and draw(st.booleans()):
+            lost = draw(some)
+            have.difference_update(lost, (op for op in joint.forward if not joint.ops[op].storable))
+            order += missing(joint, lost[:1], have)
         again = missing(joint, joint.ops[op].reads, have)
         order += again
         have.update(again)
         order.append(op)
-        if forgetful and draw(st.booleans()):
-            have.difference_update(draw(st.lists(st.sampled_from(forward), max_size=4)) if forward else ())
-            order += draw(st.lists(st.sampled_from(forward), max_size=1)) if forward else ()
     return order
 
 
@@ -464,6 +466,7 @@ class _Machine:
         assert self.draws == sum(joint.ops[op].random for op in joint.forward), "the random stream afterwards"
         assert sorted(self.effects) == sorted(joint.effects)
         assert self.states.keys() == set(program.reseeded)
+        assert all(joint.ops[op].storable for op in program.saved), "autograd keeps tensors only"
 
     def backward(self) -> None:
         joint, program = self.joint, self.program

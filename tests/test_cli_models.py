@@ -58,9 +58,18 @@ def leaves():
     sys.exit("enough")
 
 
+class Wrapped(nn.Module):  # no row of stages
+    def __init__(self):
+        super().__init__()
+        self.inner = model()
+
+    def forward(self, x):
+        return self.inner(x)
+
+
 def hooked():
-    net = model()
-    net[0].register_full_backward_hook(lambda *_: None)
+    net = Wrapped()
+    net.inner[0].register_full_backward_hook(lambda *_: None)
     return net, (torch.randn(128, 16),)
 
 
@@ -281,7 +290,7 @@ def test_verify_finds_a_step_that_differs_or_takes_too_much(elbowroom, monkeypat
         ("factories_here:returns_empty", "its batch is empty"),
         ("factories_here:returns_bad_loss", "its loss must be callable or None, not a float"),
         ("factories_here:returns_bad_optimizer", "its optimizer must be a torch.optim.Optimizer or None, not a str"),
-        ("factories_here:hooked", "its Sequential cannot be planned: module '0' has a backward hook"),
+        ("factories_here:hooked", "its Wrapped cannot be planned: module 'inner.0' has a backward hook"),
         ("factories_here:misfit", "its step fails without elbowroom too: RuntimeError"),
     ],
 )

@@ -26,6 +26,9 @@ from elbowroom.units import parse_bytes
 
 _LOG = logging.getLogger("elbowroom")
 
+if tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 11):
+    raise ElbowroomError(f"elbowroom needs PyTorch 2.11 or newer, and this is {torch.__version__}")
+
 
 def fit(
     model: nn.Module,
@@ -136,6 +139,8 @@ def _check(model: nn.Module, example: tuple[Any, ...], options: _Options) -> Non
     for i, stage in enumerate(options.stages or ()):
         if not isinstance(stage, nn.Module):
             raise InputError(f"stages[{i}]", "must be a torch.nn.Module, so that its parameters are known")
+    if options.stages is not None and options.forwards > 1:
+        raise InputError("forwards", "more than one is for traced models, not for stages cut by hand")
     if options.stages is not None and options.plan is not None:
         raise InputError("plan", "is for programs, not for stages cut by hand; leave one of them out")
     keywords = len(example) == 1 and isinstance(example[0], Mapping)

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from elbowroom.capture.rewrite import _is_causal, batch_norm_updating, rewrite  # noqa: E402
+from elbowroom.measuring.memory import measure  # noqa: E402
 
 aten = torch.ops.aten
 
@@ -324,6 +325,8 @@ OTHERS = {
     "not square": lambda: torch.ones(SIZE, SIZE + 1, dtype=torch.bool).tril(),
     "a penalty that hides little": lambda: -torch.ones(SIZE, SIZE).triu(1),
     "a bias with the distance": lambda: added() - torch.arange(SIZE),
+    "one row for all": lambda: triangle()[-1:].expand(SIZE, SIZE),
+    "one number for all": lambda: torch.ones(1, 1, dtype=torch.bool).expand(SIZE, SIZE),
     "one row of a batch differs": lambda: torch.stack([triangle(), triangle().triu(-1)]),
 }
 
@@ -346,6 +349,14 @@ def test_another_mask_is_left_alone(name):
 def test_a_mask_that_depends_on_the_batch_is_left_alone():
     graph = make_fx(lambda x: triangle() & (x > 0))(torch.ones(SIZE)).graph
     assert not _is_causal(graph.output_node().args[0])
+
+
+def test_a_mask_expanded_over_batch_and_heads_is_looked_at_once():
+    """It may be one matrix in memory and gigabytes if written out."""
+    mask = mask_node(lambda: torch.ones(256, 256, dtype=torch.bool).tril().expand(64, 32, 256, 256))
+    with measure("cpu", timeline=False) as measured:
+        assert _is_causal(mask)
+    assert measured.peak_bytes < 10 * 256 * 256
 
 
 def attention_graph(make_mask, device: str = "cuda"):

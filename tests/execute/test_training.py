@@ -60,15 +60,16 @@ def batch(size: int = 4, seed: int = 1):
 
 
 def tight(model, *example, share: float = 0.5, **options):
-    """A fitted model whose activations get a share of what they would like."""
-    session = fit(copy.deepcopy(model), *example, budget="1TiB", **options).elbowroom
-    (entry,) = session.entries.values()
+    """A fitted model whose activations get a share of what they would like, or the least they can do with."""
+    fitted = fit(model, *example, budget="1TiB", **options)
+    (entry,) = fitted.elbowroom.entries.values()
     resident = entry.plan.resident_bytes
     budget = resident + int(share * (entry.plan.plain_peak_bytes - resident))
     try:
-        return fit(model, *example, budget=budget, **options)
+        fitted.elbowroom.set_budget(budget)
     except BudgetTooSmall as too_small:
-        return fit(model, *example, budget=too_small.least_budget, **options)
+        fitted.elbowroom.set_budget(too_small.least_budget)
+    return fitted
 
 
 def recomputes(fitted) -> bool:
@@ -632,8 +633,15 @@ def test_stages_given_by_hand():
     torch.manual_seed(3)
     F.cross_entropy(Plain()(x), y).backward()
     assert_same_state(reference, model)
-    with pytest.raises(BudgetTooSmall, match="the least for these stages"):
+    with pytest.raises(BudgetTooSmall, match="the least for these stages") as too_small:
         fitted.elbowroom.set_budget("100KiB")
+    fitted.elbowroom.set_budget(too_small.value.least_budget)
+    fitted(x, y).backward()
+    with pytest.raises(InputError, match="forwards"):
+        fit(model, x, y, budget="1GiB", stages=stages, forwards=2, loss=F.cross_entropy)
+    strict = fit(model, x, y, budget="1GiB", stages=stages, max_shapes=1, strict=True, loss=F.cross_entropy)
+    with pytest.raises(Unplanned, match="max_shapes"):
+        strict(*batch(5))
 
 
 def test_a_hooked_model_that_is_no_row_of_stages_says_so():

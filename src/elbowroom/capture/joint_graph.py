@@ -183,7 +183,7 @@ def _op(index: int, node: fx.Node, kind: Kind, number: dict[fx.Node, int], stora
 
 def replay_call(node: fx.Node) -> tuple[Any, list[fx.Node], tuple[Any, ...]]:
     """How a node runs a second time: target, nodes read, arguments. BatchNorm must not touch its statistics."""
-    if node.target in (aten._native_batch_norm_legit_functional.default, batch_norm_updating) and node.args[5]:
+    if node.target is batch_norm_updating:
         args = (*node.args[:3], *node.args[5:])
         return aten._native_batch_norm_legit.no_stats, [a for a in args if isinstance(a, fx.Node)], args
     return node.target, node.all_input_nodes, node.args

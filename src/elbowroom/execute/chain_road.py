@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from elbowroom.errors import BudgetTooSmall, InputError
 from elbowroom.execute.chain import ChainRunner
-from elbowroom.execute.settings import Settings, call_key, room_within, shown
+from elbowroom.execute.settings import Settings, budget_for, call_key, room_within, say_unplanned, shown
 from elbowroom.measuring.cache import setting_of
 from elbowroom.measuring.resident import device_bytes, resident_bytes
 from elbowroom.measuring.stages import fuse_stages, measure_stages, stages_of
@@ -35,6 +35,7 @@ class ChainEntry:
 
     stages: Sequence[nn.Module]
     chain: Chain
+    resident: Mapping[str, int]
     plan: Plan
     runner: ChainRunner
     regions: tuple[()] = ()
@@ -63,9 +64,13 @@ class ChainSession:
         self._given = stages
         self._loss = loss
         self._arguments = arguments
+        self._said: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() or kwargs:
+        if not torch.is_grad_enabled():
+            return self.step(*args, **kwargs)
+        if (unplanned := self._unplanned(args, kwargs)) is not None:
+            say_unplanned(self.model, self.settings, unplanned, self._said)
             return self.step(*args, **kwargs)
         runner = self.prepare(args, kwargs).runner
         inputs, target = self._divided(args)
@@ -83,12 +88,21 @@ class ChainSession:
             self.entries[key] = self._plan(args)
         return self.entries[key]
 
+    def _unplanned(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+        """Why a call cannot go stage by stage, if it cannot."""
+        if kwargs:
+            return "stages take one value each; pass it by position, not by keyword"
+        if call_key(self.model, args, kwargs) not in self.entries and len(self.entries) >= self.settings.max_shapes:
+            seen = len(self.entries)
+            return f"it has seen {seen} shapes already; raise max_shapes or pad to fewer shapes"
+        return None
+
     def set_budget(self, budget: int | str) -> None:
         """Plan every shape seen so far within another budget; if one cannot, nothing changes."""
         size = parse_bytes(budget, device_bytes=device_bytes(self.model))
         settings = replace(self.settings, budget_bytes=size)
         planned = {
-            key: self._scheduled(entry.stages, entry.chain, entry.plan.resident, entry.plan.inputs, settings)
+            key: self._scheduled(entry.stages, entry.chain, entry.resident, entry.plan.inputs, settings)
             for key, entry in self.entries.items()
         }
         self.settings = settings
@@ -124,14 +138,13 @@ class ChainSession:
         inputs: str,
         settings: Settings,
     ) -> ChainEntry:
-        # The chain counts its own input, which the batch holds as well.
-        outer = {name: size for name, size in resident.items() if name != "batch"}
+        outer = {**resident, "batch": max(0, resident["batch"] - chain.input_bytes)}  # the chain counts its input
         device = _device(self.model, ())
         result = solve(chain, max(0, room_within(settings.budget_bytes, outer, device)))
         if not result.feasible:
-            raise _too_small(settings.budget_bytes, outer, chain, result)
+            raise _too_small(settings.budget_bytes, outer, chain, result, device)
         plan = _plan_of(chain, result, settings.budget_bytes, outer, inputs, device, self.why)
-        return ChainEntry(stages, chain, plan, ChainRunner(stages, result.schedule))
+        return ChainEntry(stages, chain, resident, plan, ChainRunner(stages, result.schedule))
 
 
 def _one(inputs: tuple[Any, ...]) -> Any:
@@ -155,8 +168,10 @@ def _device(model: nn.Module, args: tuple[Any, ...]) -> torch.device:
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
-def _too_small(budget: int, resident: Mapping[str, int], chain: Chain, result: Result) -> BudgetTooSmall:
-    least = sum(resident.values()) + (result.least_budget or 0) + 16 * 2**20 * bool(resident.get("other"))
+def _too_small(
+    budget: int, resident: Mapping[str, int], chain: Chain, result: Result, device: torch.device
+) -> BudgetTooSmall:
+    least = budget_for(result.least_budget or 0, resident, device)
     largest = [(name, size) for name, size in resident.items() if size]
     largest += [(f"what stage {stage.name} saves", stage.saved_bytes) for stage in chain.stages]
     largest.sort(key=lambda part: -part[1])

@@ -7,7 +7,6 @@ budget and installs their programs. From then on it checks, call by call, that t
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,9 +19,9 @@ from torch._dynamo.exc import BackendCompilerFailed
 from elbowroom.capture.backend import capture_settings, make_backend
 from elbowroom.capture.fingerprint import fingerprint
 from elbowroom.capture.unplanned import hooked_modules, unplanned_nodes
-from elbowroom.errors import BudgetTooSmall, ElbowroomError, InputError, Unplanned
+from elbowroom.errors import BudgetTooSmall, ElbowroomError, InputError
 from elbowroom.execute.region import Looks, Region
-from elbowroom.execute.settings import Settings, budget_for, call_key, room_within, shown
+from elbowroom.execute.settings import Settings, budget_for, call_key, room_within, say_unplanned, shown
 from elbowroom.joint import Joint
 from elbowroom.measuring.cache import setting_of
 from elbowroom.measuring.ops import measure_ops
@@ -143,8 +142,8 @@ class Session:
             return [], "PyTorch did not trace it"
         if left_out:
             return regions, (
-                f"part of it runs outside the traced graphs ({left_out}); TORCH_LOGS=graph_breaks shows where tracing "
-                "stops, and stages=[…] needs no tracing"
+                f"part of it runs outside the traced graphs ({left_out}); TORCH_LOGS=graph_breaks shows where "
+                "tracing stops, and stages=[…] needs no tracing"
             )
         return regions, ""
 
@@ -245,15 +244,7 @@ class Session:
         return plan
 
     def _say_unplanned(self, why: str) -> None:
-        message = (
-            f"elbowroom: {type(self.model).__name__} is not planned, so its budget of "
-            f"{format_bytes(self.settings.budget_bytes)} is not kept: {why}"
-        )
-        if self.settings.strict:
-            raise Unplanned(message)
-        if why not in self._said:
-            self._said.add(why)
-            warnings.warn(message, stacklevel=4)
+        say_unplanned(self.model, self.settings, why, self._said)
 
 
 def plan_together(planners: list[Planner], room: int) -> list[Planned] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
+from elbowroom.errors import Unplanned
 from elbowroom.plans import Plan
+from elbowroom.units import format_bytes
 
 MARGIN = 1024  # bytes left free: scalars that autograd and Python make around a step
 # The CUDA allocator does not split off the last MiB of a block it reuses: on the H200 up to 0.6 % of the activations.
@@ -41,6 +44,19 @@ def budget_for(peak: int, resident: Mapping[str, int], device: torch.device) -> 
     """The least budget that leaves so much room."""
     margin = max(CUDA_MARGIN, int(peak * CUDA_MARGIN_SHARE / (1 - CUDA_MARGIN_SHARE)) + 1)
     return sum(resident.values()) + peak + MARGIN + (margin if device.type == "cuda" else 0)
+
+
+def say_unplanned(model: nn.Module, settings: Settings, why: str, said: set[str]) -> None:
+    """Part of a model runs outside the plan: an error if that is forbidden, else a warning, once for each reason."""
+    message = (
+        f"elbowroom: {type(model).__name__} is not planned, so its budget of "
+        f"{format_bytes(settings.budget_bytes)} is not kept: {why}"
+    )
+    if settings.strict:
+        raise Unplanned(message)
+    if why not in said:
+        said.add(why)
+        warnings.warn(message, stacklevel=5)
 
 
 def call_key(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

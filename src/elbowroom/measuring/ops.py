@@ -39,7 +39,8 @@ def measure_ops(captured: Captured, *, estimate: bool = False, report: Report = 
         with cached_costs(captured.device) as costs:
             missing = {key: node for key, node in distinct.items() if key not in costs}
             measure = _measure_cuda if captured.device.type == "cuda" else _measure_cpu
-            with _disable_current_modes():  # while PyTorch traces, tensors would be made of nothing
+            # While PyTorch traces, tensors would be made of nothing; and programs run below autocast.
+            with _disable_current_modes(), torch._C._DisableAutocast():
                 costs.update(measure(missing, captured.device, report))
     for op in captured.joint.ops:
         op.time, op.workspace, sizes = costs.get(op.key, (0.0, 0, ()))

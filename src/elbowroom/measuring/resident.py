@@ -28,12 +28,28 @@ def resident_bytes(
         "batch": _bytes((leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)), device, known),
     }
     if device.type == "cuda":
+        _make_lasting_workspaces(device)
         gradients = [p.grad for p in trained if p.grad is not None]
         ours = _bytes([*parameters, *model.buffers(), *gradients, *_state_tensors(optimizer)], device, set())
         batch_tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         ours += _bytes(batch_tensors, device, set())
         parts["other"] = max(0, torch.cuda.memory_allocated(device) - ours)
     return parts
+
+
+def _make_lasting_workspaces(device: torch.device) -> None:
+    """Matrix products keep a workspace per thread, and backwards have a thread of their own: make both now."""
+    if device in _WARM:
+        return
+    _WARM.add(device)
+    with torch.enable_grad(), torch.autocast("cuda", enabled=False):
+        for dtype in (torch.float32, torch.bfloat16):
+            weight = torch.ones(64, 64, dtype=dtype, device=device, requires_grad=True)
+            torch.autograd.grad(torch.addmm(weight[0], weight, weight).sum(), weight)
+    torch.cuda.synchronize(device)
+
+
+_WARM: set[torch.device] = set()
 
 
 def device_bytes(model: nn.Module) -> int | None:

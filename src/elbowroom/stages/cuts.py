@@ -102,7 +102,7 @@ def _choose(joint: Joint, place: dict[int, int], crossing: Sequence[int], divide
     fresh = 0
     for i in range(len(crossing) - 1):
         fresh += needed[i]
-        if fresh and _is_valley(crossing, i):
+        if fresh and crossing[i] < _NEVER and _is_valley(crossing, i):
             cuts.append(i)
             fresh = 0
     cuts = _divide(cuts, needed, crossing) if divide else _lowest(cuts, needed, crossing)
