@@ -157,7 +157,7 @@ def _is_causal(mask: fx.Node) -> bool:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
                 values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
         value = values[mask]
-        value = value[tuple(slice(None if stride else 1) for stride in value.stride()[:-2])]  # expanded: the same matrix
+        value = value[tuple(slice(None if stride else 1) for stride in value.stride()[:-2])]  # if expanded, once
         allowed = value if value.dtype is torch.bool else value == 0
         hidden = ~allowed if value.dtype is torch.bool else value < -1e4
         lower = torch.ones(value.shape[-2:], dtype=torch.bool, device=value.device).tril()
