@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from elbowroom.joint import Joint
 from elbowroom.problem import Chain
-from elbowroom.program import Prediction, Program, Surroundings, make_program, predict
+from elbowroom.program import Prediction, Program, Surroundings, make_program, peak_in_a_row, predict
 from elbowroom.schedule import Operation, simulate
 from elbowroom.solve.persistent import Sweep
 from elbowroom.stages.costs import Account, Staged, stage
@@ -155,6 +155,39 @@ class Planner:
             if prediction.peak_bytes <= room and prediction.time_s < plan.prediction.time_s:
                 plan = Planned(program, prediction, plan.method, plan.schedule, plan.staged)
                 self._learn(plan)
+
+
+def plan_together(planners: list[Planner], room: int) -> list[Planned] | None:
+    """Plans for graphs that run one after another; None if they do not fit. The same planner may come twice."""
+    if len(planners) == 1:
+        found = planners[0].best(room)
+        return None if found is None else [found]
+    plans = [planner.everything for planner in planners]
+    if peak_together(plans) <= room:
+        return plans
+    best = [planner.least for planner in planners]
+    if peak_together(best) > room:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(8):  # every graph gets the same share between its least and its most
+        share = (low + high) / 2
+        shared = {planner: _share(planner, share) for planner in planners}
+        plans = [shared[planner] for planner in planners]
+        if peak_together(plans) <= room:
+            low, best = share, plans
+        else:
+            high = share
+    return best
+
+
+def peak_together(plans: list[Planned]) -> int:
+    """The peak of graphs in a row: what one saves stays while the next ones run."""
+    return peak_in_a_row((plan.prediction.peak_bytes, plan.prediction.saved_bytes) for plan in plans)
+
+
+def _share(planner: Planner, share: float) -> Planned:
+    least, most = planner.least.prediction.peak_bytes, planner.everything.prediction.peak_bytes
+    return planner.best(int(least + share * (most - least))) or planner.least
 
 
 def _candidates(joint: Joint) -> Iterator[Staged]:

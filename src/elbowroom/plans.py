@@ -10,7 +10,7 @@ from typing import Any
 
 from elbowroom.errors import InputError
 from elbowroom.joint import Joint
-from elbowroom.program import Prediction, Program
+from elbowroom.program import Prediction, Program, peak_in_a_row
 
 FORMAT = 1
 
@@ -68,12 +68,12 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        return self.resident_bytes + _peak([(region.peak_bytes, region.saved_bytes) for region in self.regions])
+        return self.resident_bytes + peak_in_a_row((region.peak_bytes, region.saved_bytes) for region in self.regions)
 
     @property
     def plain_peak_bytes(self) -> int:
         """What the step would take with everything saved."""
-        return self.resident_bytes + _peak([(r.plain_peak_bytes, r.plain_saved_bytes) for r in self.regions])
+        return self.resident_bytes + peak_in_a_row((r.plain_peak_bytes, r.plain_saved_bytes) for r in self.regions)
 
     @property
     def time_s(self) -> float:
@@ -139,15 +139,6 @@ class Plan:
         except (OSError, ValueError) as failure:
             raise InputError("plan", f"{path} cannot be read: {failure}"[:200]) from failure
         return cls.from_json(data)
-
-
-def _peak(graphs: list[tuple[int, int]]) -> int:
-    """The peak of graphs that run one after another, each given by its peak and by what it saves for later."""
-    held = top = 0
-    for peak, saved in graphs:
-        top = max(top, held + peak)
-        held += saved
-    return top
 
 
 def region_plan(

@@ -175,6 +175,15 @@ def predict(joint: Joint, program: Program, around: Surroundings = _ALONE) -> Pr
     return Prediction(tuple(forward), tuple(backward), between, saved_bytes, time)
 
 
+def peak_in_a_row(programs: Iterable[tuple[int, int]]) -> int:
+    """The peak of programs in a row, given the peak of each and what it saves, which stays while the next run."""
+    held = top = 0
+    for peak, saved in programs:
+        top = max(top, held + peak)
+        held += saved
+    return top
+
+
 def reads_of(joint: Joint, instruction: Instruction) -> tuple[int, ...]:
     entry = joint.ops[instruction.op]
     return entry.replay_reads if instruction.replay else entry.reads

@@ -17,8 +17,9 @@ from elbowroom.capture.backend import make_backend
 from elbowroom.capture.joint_graph import live_bytes
 from elbowroom.errors import InputError
 from elbowroom.execute.region import Looks, Region
-from elbowroom.execute.session import measure_region, surroundings, too_small
+from elbowroom.execute.session import measure_region, surroundings
 from elbowroom.execute.settings import room_within
+from elbowroom.execute.too_small import too_small
 from elbowroom.planning import Planner
 from elbowroom.units import format_bytes, parse_bytes
 

@@ -21,12 +21,12 @@ from elbowroom.capture.fingerprint import fingerprint
 from elbowroom.capture.unplanned import hooked_modules, unplanned_nodes
 from elbowroom.errors import BudgetTooSmall, ElbowroomError, InputError
 from elbowroom.execute.region import Looks, Region
-from elbowroom.execute.settings import Settings, budget_for, call_key, room_within, say_unplanned, shown
-from elbowroom.joint import Joint
+from elbowroom.execute.settings import Settings, call_key, room_within, say_unplanned, shown
+from elbowroom.execute.too_small import too_small
 from elbowroom.measuring.cache import setting_of
 from elbowroom.measuring.ops import measure_ops
 from elbowroom.measuring.resident import device_bytes, resident_bytes
-from elbowroom.planning import Planned, Planner
+from elbowroom.planning import Planned, Planner, plan_together
 from elbowroom.plans import Plan, region_plan
 from elbowroom.program import Surroundings, make_program
 from elbowroom.report.progress import progress_bar
@@ -247,42 +247,6 @@ class Session:
         say_unplanned(self.model, self.settings, why, self._said)
 
 
-def plan_together(planners: list[Planner], room: int) -> list[Planned] | None:
-    """Plans for graphs that run one after another: what one saves stays while the next ones run."""
-    if len(planners) == 1:
-        found = planners[0].best(room)
-        return None if found is None else [found]
-
-    def peak(plans: list[Planned]) -> int:
-        held = top = 0
-        for plan in plans:
-            top = max(top, held + plan.prediction.peak_bytes)
-            held += plan.prediction.saved_bytes
-        return top
-
-    plans = [planner.everything for planner in planners]
-    if peak(plans) <= room:
-        return plans
-    best = [planner.least for planner in planners]
-    if peak(best) > room:
-        return None
-    low, high = 0.0, 1.0
-    for _ in range(8):  # every graph gets the same share between its least and its most
-        share = (low + high) / 2
-        shared = {planner: _share(planner, share) for planner in planners}
-        plans = [shared[planner] for planner in planners]
-        if peak(plans) <= room:
-            low, best = share, plans
-        else:
-            high = share
-    return best
-
-
-def _share(planner: Planner, share: float) -> Planned:
-    least, most = planner.least.prediction.peak_bytes, planner.everything.prediction.peak_bytes
-    return planner.best(int(least + share * (most - least))) or planner.least
-
-
 def surroundings(region: Region, loss_inside: bool) -> Surroundings:
     """What to reserve around a graph. A loss outside gets room for one more copy of outputs and gradients."""
     joint = region.captured.joint
@@ -302,47 +266,6 @@ _KEEPS_ARRIVING = tuple(int(part) for part in torch.__version__.split("+")[0].sp
 def measure_region(region: Region, estimate: bool) -> None:
     with _random_state_kept(), progress_bar("measuring operators") as report:
         measure_ops(region.captured, estimate=estimate, report=report)
-
-
-def too_small(
-    budget: int, resident: Mapping[str, int], planners: list[Planner], device: torch.device
-) -> BudgetTooSmall:
-    least = [planner.least for planner in planners]
-    held = peak = 0
-    for plan in least:
-        peak = max(peak, held + plan.prediction.peak_bytes)
-        held += plan.prediction.saved_bytes
-    needed = budget_for(peak, resident, device)
-    largest = [(name, size) for name, size in resident.items() if size]
-    for planner, plan in zip(planners, least, strict=True):
-        largest.extend(largest_at_peak(planner.joint, plan))
-    largest.sort(key=lambda item: -item[1])
-    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest[:5])
-    return BudgetTooSmall(
-        f"budget: {format_bytes(budget)} is too small; the least found for this model and batch is "
-        f"{format_bytes(needed)} ({needed} bytes). The largest things in it: {parts}. "
-        "Raise the budget or make the batch smaller",
-        budget,
-        needed,
-        largest[:5],
-    )
-
-
-def largest_at_peak(joint: Joint, plan: Planned) -> list[tuple[str, int]]:
-    """What the operator at a plan's peak works on, by name."""
-    moments = (*plan.prediction.forward_bytes, *plan.prediction.backward_bytes)
-    instructions = (*plan.program.forward, *plan.program.backward)
-    if not moments or max(moments) < plan.prediction.between_bytes:
-        return [("what is saved for the backward", plan.prediction.saved_bytes)]
-    at = instructions[moments.index(max(moments))]
-    entry = joint.ops[at.op]
-    where = f" in {entry.module}" if entry.module else ""
-    operator = entry.target.removesuffix(".default")
-    inputs = joint.bytes_of({s for read in entry.reads for s in joint.storages(read)})
-    parts = [(f"inputs of {operator}{where}", inputs), (f"output of {operator}{where}", entry.bytes)]
-    parts.append((f"workspace of {operator}{where}", entry.workspace))
-    rest = max(moments) - inputs - entry.bytes - entry.workspace
-    return [*parts, ("other values saved or in use then", rest)]
 
 
 @contextmanager

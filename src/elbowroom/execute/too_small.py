@@ -1,0 +1,51 @@
+"""What to say when no plan fits: the least budget that has one, and what fills it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from elbowroom.errors import BudgetTooSmall
+from elbowroom.execute.settings import budget_for
+from elbowroom.joint import Joint
+from elbowroom.planning import Planned, Planner, peak_together
+from elbowroom.units import format_bytes
+
+
+def too_small(
+    budget: int, resident: Mapping[str, int], planners: list[Planner], device: torch.device
+) -> BudgetTooSmall:
+    """The error for a budget that no plan of these graphs fits."""
+    least = [planner.least for planner in planners]
+    needed = budget_for(peak_together(least), resident, device)
+    largest = [(name, size) for name, size in resident.items() if size]
+    for planner, plan in zip(planners, least, strict=True):
+        largest.extend(_largest_at_peak(planner.joint, plan))
+    largest.sort(key=lambda item: -item[1])
+    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest[:5])
+    return BudgetTooSmall(
+        f"budget: {format_bytes(budget)} is too small; the least found for this model and batch is "
+        f"{format_bytes(needed)} ({needed} bytes). The largest things in it: {parts}. "
+        "Raise the budget or make the batch smaller",
+        budget,
+        needed,
+        largest[:5],
+    )
+
+
+def _largest_at_peak(joint: Joint, plan: Planned) -> list[tuple[str, int]]:
+    """What the operator at a plan's peak works on, by name."""
+    moments = (*plan.prediction.forward_bytes, *plan.prediction.backward_bytes)
+    instructions = (*plan.program.forward, *plan.program.backward)
+    if not moments or max(moments) < plan.prediction.between_bytes:
+        return [("what is saved for the backward", plan.prediction.saved_bytes)]
+    at = instructions[moments.index(max(moments))]
+    entry = joint.ops[at.op]
+    where = f" in {entry.module}" if entry.module else ""
+    operator = entry.target.removesuffix(".default")
+    inputs = joint.bytes_of({s for read in entry.reads for s in joint.storages(read)})
+    parts = [(f"inputs of {operator}{where}", inputs), (f"output of {operator}{where}", entry.bytes)]
+    parts.append((f"workspace of {operator}{where}", entry.workspace))
+    rest = max(moments) - inputs - entry.bytes - entry.workspace
+    return [*parts, ("other values saved or in use then", rest)]
