@@ -22,7 +22,7 @@ from elbowroom.execute.verify import verify_step  # noqa: E402
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 DEVICE = "cuda"
-SHARES = (1.0, 0.6)  # of what the plain step needs, resident state aside; and the least there is
+SHARES = (1.0, 0.6)  # of what the plain step needs, resident state aside
 MIB = 2**20
 
 if torch.cuda.is_available():
@@ -60,9 +60,9 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Activations of 16 MiB, about 30 of them."""
+    """Activations of 16 MiB, about 20 of them."""
 
-    def __init__(self, width: int = 64, blocks: int = 4) -> None:
+    def __init__(self, width: int = 64, blocks: int = 3) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, width, 3, padding=1)
         self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
@@ -109,7 +109,7 @@ class Layer(nn.Module):
 
 
 class Gpt(nn.Module):
-    def __init__(self, layers: int = 4, width: int = 256, drop: float = 0.1, mask: str = "flag") -> None:
+    def __init__(self, layers: int = 3, width: int = 256, drop: float = 0.1, mask: str = "flag") -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(512, width), nn.Embedding(256, width)
         self.layers = nn.ModuleList(Layer(width, 4, drop, mask) for _ in range(layers))
@@ -177,7 +177,7 @@ def step_peak(model, batch, precision) -> int:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_within_its_budgets(name):
-    """Everything saved, a share, the least: peak, prediction, and every bit of the step."""
+    """What the plain step needs, a share of it, the least: peak, prediction, and every bit of the step."""
     model, batch, precision = NETWORKS[name]()
     warm_up(model, batch, precision)
     fitted, entry, least = fitted_with_room(model, batch, precision)
@@ -185,7 +185,7 @@ def test_a_network_within_its_budgets(name):
     assert activations > 100 * MIB
     budgets = [budget for share in SHARES if (budget := resident + int(share * activations)) > least]
     assert budgets, "the network leaves nothing to choose"
-    for budget in (2**40, *budgets, least):
+    for budget in (*budgets, least):
         fitted.elbowroom.set_budget(budget)
         step(fitted, batch, precision)
         measured = step_peak(fitted, batch, precision)
@@ -234,7 +234,7 @@ def test_batch_norm_updates_once_a_step():
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), plain.buffers(), strict=True)), "fitting trained"
     (region,) = entry.regions
     joint = region.captured.joint
-    assert [joint.ops[op].target for op in joint.effects].count("batch_norm_updating") == 8
+    assert [joint.ops[op].target for op in joint.effects].count("batch_norm_updating") == 6
     fitted.elbowroom.set_budget(least)
     for each in (fitted, plain):
         torch.cuda.manual_seed(5)

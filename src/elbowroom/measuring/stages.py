@@ -27,21 +27,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from elbowroom.errors import InputError
-from elbowroom.execute.chain import (
-    Activation,
-    Autocast,
-    Found,
-    Gradients,
-    Habits,
-    Place,
-    SavedSet,
-    Step,
-    forward,
-    remembering,
-    save_all,
-    steps_of,
-    swapped,
-)
+from elbowroom.execute.replay import Autocast, Found, Habits, Place, remembering, swapped
+from elbowroom.execute.stage_step import Activation, Gradients, SavedSet, Step, forward, save_all, steps_of
 from elbowroom.problem import Chain, Saving, Stage
 from elbowroom.solve.method import Progress
 
