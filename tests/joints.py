@@ -401,7 +401,10 @@ class Account:
     saved_bytes: int = 0
 
 
-def run(joint: Joint, program: Program, around: Surroundings = Surroundings()) -> Account:
+NOTHING_AROUND = Surroundings()
+
+
+def run(joint: Joint, program: Program, around: Surroundings = NOTHING_AROUND) -> Account:
     """Execute a program; an AssertionError says what it gets wrong. Counts what is live at every instruction."""
     machine = _Machine(joint, program, around)
     machine.forward()
@@ -409,7 +412,7 @@ def run(joint: Joint, program: Program, around: Surroundings = Surroundings()) -
     return machine.account
 
 
-def check(joint: Joint, program: Program, around: Surroundings = Surroundings()) -> Prediction:
+def check(joint: Joint, program: Program, around: Surroundings = NOTHING_AROUND) -> Prediction:
     """The prediction of a program that runs right and takes exactly the bytes predicted, moment by moment."""
     account, prediction = run(joint, program, around), predict(joint, program, around)
     assert list(prediction.forward_bytes) == account.forward_bytes

@@ -49,6 +49,7 @@ class Planner:
         self._candidates = list(_candidates(joint)) if joint.forward and joint.backward else []
         self._known = [self.everything]  # every program found that none beats in both time and peak
         self._sweeps: dict[tuple[int, Account], list[Sweep]] = {}
+        self._peaks: dict[tuple[int, tuple[Operation, ...]], int] = {}
 
     def best(self, room: int) -> Planned | None:
         """The fastest program found within `room` bytes above what is resident; None if there is none."""
@@ -113,11 +114,14 @@ class Planner:
         """Learn the program of the chain's best schedule within a budget; returns its true peak."""
         staged = self._candidates[number]
         schedule = sweep.schedule(budget)
+        if (number, schedule) in self._peaks:  # neighbouring budgets often have the same
+            return self._peaks[number, schedule]
         simulate(sweep.chain, schedule)  # the referee: raises if the schedule cannot run
         program = program_for(staged, schedule)
         prediction = predict(self.joint, program, self.around)
         method = f"persistent, {len(staged.pieces)} stages, {account} account"
         self._learn(Planned(program, prediction, method, schedule, staged))
+        self._peaks[number, schedule] = prediction.peak_bytes
         return prediction.peak_bytes
 
     def _learn(self, plan: Planned) -> None:

@@ -81,6 +81,12 @@ def test_a_clone_that_changes_the_layout_stays(capture):
     assert captured.targets.count("aten.clone.default") == 1
 
 
+def test_a_clone_of_a_part_stays(capture):
+    """Without it the whole would be kept for the part."""
+    captured = assert_trains_like_eager(capture, lambda model, x: torch.sin(model.conv(x)[:1].clone()))
+    assert captured.targets.count("aten.clone.default") == 1
+
+
 @pytest.mark.parametrize("view", [lambda y: y, lambda y: y.view(-1), lambda y: y[:, 1:]])
 def test_a_clone_that_is_returned_stays(capture, view):
     """The caller may overwrite what is returned, and has been promised a tensor of its own."""

@@ -30,7 +30,9 @@ def test_a_network_within_its_budgets(name: str) -> None:
     torch._dynamo.reset()
     network = ZOO[name]
     model, batch = network.build(), network.batch()
-    plain = step_peak(copy.deepcopy(model), batch)
+    reference = copy.deepcopy(model)
+    plain = step_peak(reference, batch)
+    assert all(p.grad is not None and p.grad.any() for p in reference.parameters()), "it does not train"
     fitted = elbowroom.fit(model, *batch, budget="1TiB", strict=True)
     (entry,) = fitted.elbowroom.entries.values()
     resident = entry.plan.resident_bytes

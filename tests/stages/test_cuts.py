@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elbowroom.stages.cuts import _crossing_bytes, _spans, cut, places
@@ -19,6 +19,7 @@ def stage_numbers(pieces) -> dict[int, int]:
 
 
 @given(joints(30), CUTS)
+@settings(max_examples=100)
 def test_stages_divide_the_forward_in_its_order_and_the_backward(joint, how):
     pieces = cut(joint, **how)
     assert tuple(op for piece in pieces for op in piece.forward) == joint.forward
@@ -28,6 +29,7 @@ def test_stages_divide_the_forward_in_its_order_and_the_backward(joint, how):
 
 
 @given(joints(30), CUTS)
+@settings(max_examples=100)
 def test_what_crosses_is_what_later_stages_read(joint, how):
     pieces = cut(joint, **how)
     stage = stage_numbers(pieces)
@@ -45,6 +47,7 @@ def test_what_crosses_is_what_later_stages_read(joint, how):
 
 
 @given(joints(30), CUTS)
+@settings(max_examples=100)
 def test_only_tensors_cross(joint, how):
     """A tuple stays with what is taken out of it: it cannot be handed to autograd to keep."""
     for piece in cut(joint, **how):
@@ -52,6 +55,7 @@ def test_only_tensors_cross(joint, how):
 
 
 @given(joints(30), CUTS)
+@settings(max_examples=100)
 def test_gradients_exist_when_stages_go_back_last_to_first(joint, how):
     there = {*joint.inputs, *joint.arriving, *joint.forward}
     for piece in reversed(cut(joint, **how)):
@@ -61,6 +65,7 @@ def test_gradients_exist_when_stages_go_back_last_to_first(joint, how):
 
 
 @given(joints(30))
+@settings(max_examples=100)
 def test_crossing_bytes_count_every_storage_once(joint):
     place = places(joint)
     spans = _spans(joint, place)

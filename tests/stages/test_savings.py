@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations, pairwise
 
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from elbowroom.stages.cuts import cut
@@ -40,6 +40,7 @@ PRICES = st.sampled_from([4.0**k for k in range(-6, 7)])
 
 
 @given(stages(forms=FREE_VIEWS), PRICES)
+@settings(max_examples=100)
 def test_the_minimum_cut_is_the_cheapest_of_all_subsets(made, price):
     """With each storage counted once. The cut counts it for every view saved, so it keeps one and remakes views."""
     joint, piece = made
@@ -47,6 +48,7 @@ def test_the_minimum_cut_is_the_cheapest_of_all_subsets(made, price):
 
 
 @given(stages(), PRICES)
+@settings(max_examples=100)
 def test_the_minimum_cut_is_the_cheapest_where_every_value_pays(made, price):
     joint, piece = made
     compare_with_all_subsets(joint, piece, price, lambda saved: sum(costs(joint, piece, [op])[0] for op in saved))
@@ -67,6 +69,7 @@ def compare_with_all_subsets(joint, piece, price, bytes_of) -> None:
 
 
 @given(stages(most=14))
+@settings(max_examples=80)
 def test_ways_start_with_everything_and_trade_bytes_for_time(made):
     joint, piece = made
     ways = ways_to_save(joint, piece)
@@ -81,6 +84,7 @@ def test_ways_start_with_everything_and_trade_bytes_for_time(made):
 
 
 @given(stages(most=14), st.integers(1, 4))
+@settings(max_examples=50)
 def test_fewer_ways_keep_the_ends(made, most):
     joint, piece = made
     ways, fewer = ways_to_save(joint, piece), ways_to_save(joint, piece, most)
@@ -90,6 +94,7 @@ def test_fewer_ways_keep_the_ends(made, most):
 
 
 @given(stages(most=14))
+@settings(max_examples=80)
 def test_every_way_lets_the_backward_run(made):
     joint, piece = made
     there = {*piece.enters, *piece.leaves, *joint.inputs}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from elbowroom.program import make_program, predict
@@ -37,15 +37,13 @@ def schedules(draw):
 
 
 @given(schedules())
-def test_a_schedule_becomes_a_program_that_computes_the_same(made):
-    stages, _, schedule = made
-    check(stages.joint, program_for(stages, schedule))
-
-
-@given(schedules())
-def test_only_what_the_schedule_keeps_goes_from_forward_to_backward(made):
+@settings(max_examples=100)
+def test_a_schedule_becomes_a_program_that_computes_the_same_and_keeps_no_more(made):
+    """From forward to backward goes only what the schedule keeps at that moment."""
     stages, _, schedule = made
     joint, pieces = stages.joint, stages.pieces
+    program = program_for(stages, schedule)
+    check(joint, program)
     kept, last = set(), ()
     for operation in schedule:
         if operation.at == len(pieces) + 1:
@@ -57,11 +55,11 @@ def test_only_what_the_schedule_keeps_goes_from_forward_to_backward(made):
         if operation.save == "all":
             kept.update(stages.ways[operation.at - 1][operation.way].saved, piece.leaves)
         last = piece.leaves
-    saved = {op for op in program_for(stages, schedule).saved if joint.ops[op].kind == "forward"}
-    assert saved <= kept.union(last)
+    assert {op for op in program.saved if joint.ops[op].kind == "forward"} <= kept.union(last)
 
 
 @given(schedules())
+@settings(max_examples=80)
 def test_a_program_takes_no_longer_than_its_schedule(made):
     """It may take less: what happens to be there is not run again. Views that gradients pull to an earlier stage
     are the exception, because the chain does not know of them."""
@@ -75,6 +73,7 @@ def test_a_program_takes_no_longer_than_its_schedule(made):
 
 
 @given(staged())
+@settings(max_examples=60)
 def test_saving_everything_replays_nothing(made):
     chain = made.chain("full", 0)
     assume(all(set(piece.needs) <= {*piece.enters, *piece.forward} for piece in made.pieces))
@@ -82,6 +81,7 @@ def test_saving_everything_replays_nothing(made):
 
 
 @given(staged(40))
+@settings(max_examples=80)
 def test_repeated_stages_cost_what_they_would_alone(made):
     joint, pieces = made.joint, made.pieces
     gradients = _gradients_crossing(joint, pieces)

@@ -35,7 +35,8 @@ def _drop_aliases(graph: fx.Graph) -> None:
         alias = node.target is aten.detach.default
         if node.target is aten.clone.default and node not in returned:
             source, copy = node.args[0].meta["val"], node.meta["val"]
-            alias = source.stride() == copy.stride() and not _reaches(returned, node)
+            whole = source.untyped_storage().nbytes() == copy.untyped_storage().nbytes()  # or it would keep the rest
+            alias = whole and source.stride() == copy.stride() and not _reaches(returned, node)
         if alias:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
