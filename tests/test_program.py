@@ -90,10 +90,13 @@ def test_a_gradient_of_a_parameter_and_of_the_batch_is_returned_too():
 
 
 def test_a_gradient_that_arrives_and_is_returned_as_it_is_stays():
-    joint = joint_of([step(passes=True)], results=[])
-    (gradient,) = joint.gradients
-    assert gradient[1] in joint.arriving
-    check(joint, make_program(joint, joint.backward))
+    """Two outputs; the gradient of the first is that of a parameter, and nobody reads it before it is returned."""
+    steps = [step(passes=True, parameter=True), step(back=(2,), parameter=True)]
+    joint = joint_of(steps, inputs=(False, False, False), results=[(1, True)])
+    (_, first), (_, second) = joint.gradients
+    assert first in joint.arriving
+    assert joint.backward == (second,)
+    assert check(joint, make_program(joint, joint.backward)).backward_bytes == (15,)  # five tensors of three bytes
 
 
 def test_random_numbers_for_the_backward_only_are_drawn_in_the_forward():

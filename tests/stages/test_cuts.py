@@ -96,7 +96,7 @@ def test_layers_are_cut_where_they_meet(divide):
 def test_a_backward_operator_stays_with_its_forward_though_it_reads_none_of_it():
     """Autograd numbers them; without numbers it goes where its gradient is."""
     blind = Step("plain", (1,), (2, 1), 1, 1, 0, True, False, False, False, False, False)
-    numbered, bare = (joint_of([blind] * 5, numbered=flag) for flag in (True, False))
+    numbered, bare = (joint_of([blind] * 5, numbering=flag) for flag in (1, 0))
     place = places(numbered)
     assert sorted({place[op] for op in numbered.backward}) == [0, 1, 2, 3, 4]
     place = places(bare)

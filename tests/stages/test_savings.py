@@ -116,3 +116,14 @@ def test_a_view_is_saved_rather_than_the_tuple_it_comes_from():
     assert all(joint.ops[op].storable for op in everything.saved)
     assert least.bytes == 0
     assert least.time == 4
+
+
+def test_a_list_of_views_is_not_saved_though_it_would_be_cheapest():
+    """Both items are read; one storage holds them and the list, but a list cannot be kept."""
+    made = Step("plain", (1,), (3, 3), 9, 1, 0, True, False, False, False, False, False)
+    split = Step("split", (1,), (3, 3), 0, 1, 0, False, False, False, False, False, False)
+    joint = joint_of([made, split, Step("plain", (1, 2), (3, 3), 1, 1, 0, True, False, False, False, True, False)])
+    (piece,) = cut(joint, most=1)
+    for price in (0.01, 0.1, 1.0):
+        saved = _cheapest(joint, piece, inside(piece), _there_anyway(joint, piece), price)
+        assert saved == set(joint.forward[:1])

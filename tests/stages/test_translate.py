@@ -113,3 +113,18 @@ def test_a_chain_replays_what_revolve_would(slots):
     program = program_for(made, schedule)
     check(joint, program)
     assert program.replays
+
+
+def test_stages_that_are_wired_differently_are_not_taken_for_one_another():
+    """The same operators on the same shapes, but one layer's third operator skips its second."""
+    wide = Step("plain", (1,), (20, 1), 1, 1, 0, True, False, False, False, True, False)
+    narrow = Step("plain", (1,), (2, 1), 1, 1, 0, True, False, False, False, True, False)
+    joint = joint_of([wide, wide, wide, narrow] * 6)
+    looks = stage(joint, cut(joint, divide=False, most=6)).looks
+    first, second, third = joint.forward[8:11]
+    for op in joint.ops:
+        if op.index == third:
+            op.reads = op.replay_reads = tuple(first if read == second else read for read in op.reads)
+    other = stage(joint, cut(joint, divide=False, most=6)).looks
+    assert looks[2] == looks[1]
+    assert other[2] == 2

@@ -200,6 +200,7 @@ def is_random(node: fx.Node) -> bool:
     return True
 
 
+_ROOT = re.compile(r"^[LG]\['\w+'\]")  # the name of the model where it is called is not part of it
 _STEP = re.compile(r"\['?([^'\]]+)'?\]")
 
 
@@ -208,9 +209,7 @@ def _module_path(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return ""
-    path = str(list(stack.values())[-1][0])
-    for root in ("L['self']", "L['model']"):  # the name of the model where it is called is not part of it
-        path = path.removeprefix(root)
+    path = _ROOT.sub("", str(list(stack.values())[-1][0]))
     return _STEP.sub(r".\1", path.replace("._modules", "")).lstrip(".")
 
 

@@ -16,6 +16,7 @@ import torch
 OpCosts: TypeAlias = dict[str, tuple[float, int, tuple[int, ...]]]
 
 ENVIRONMENT = "ELBOWROOM_CACHE"
+FORMAT = 2  # of the files; raised when what was measured before is not to be trusted
 
 
 def cache_folder() -> Path:
@@ -45,7 +46,7 @@ def cached_costs(device: torch.device) -> Iterator[OpCosts]:
     """The costs known for a device; whatever is added inside the block is kept. Losing the file loses only time."""
     setting = setting_of(device)
     digest = hashlib.sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()[:16]
-    path = cache_folder() / f"operators-{digest}.json"
+    path = cache_folder() / f"operators-{FORMAT}-{digest}.json"
     costs = _read(path)
     known = len(costs)
     yield costs
