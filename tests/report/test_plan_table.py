@@ -125,7 +125,7 @@ def test_a_saved_plan_looks_the_same(plans, tmp_path):
 def made_up(*modules: tuple[str, int, float]) -> Plan:
     rows = tuple(ModulePlan(f"model.{name}", 1, saved, 0, time, 0.0) for name, saved, time in modules)
     saved = sum(row.saved_bytes for row in rows)
-    region = RegionPlan("", "none", (1, 2), saved, saved, 1.0, saved, 1.0, (1, saved, 5, 3), rows)
+    region = RegionPlan("", "none", (1, 2), saved, saved, 1.0, saved, saved, 1.0, (1, saved, 5, 3), rows)
     return Plan(saved + 10, {"parameters": 10}, (region,), {"device": "cpu"}, "")
 
 

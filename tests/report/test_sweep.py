@@ -73,7 +73,7 @@ def test_budgets_are_spread_evenly():
 
 
 def test_a_planner_that_does_worse_with_more_room_is_not_followed():
-    region = RegionPlan("", "made up", (), 5, 5, 1.0, 5, 1.0, (5,), ())
+    region = RegionPlan("", "made up", (), 5, 5, 1.0, 5, 5, 1.0, (5,), ())
     plain = Plan(2**40, {"parameters": 10}, (region,), {"device": "cpu"}, "")
     seconds = {20: 3.0, 30: 2.0, 40: 2.5, 60: 1.0}
 
