@@ -49,6 +49,7 @@ class Planner:
         self._candidates = list(_candidates(joint)) if joint.forward and joint.backward else []
         self._known = [self.everything]  # every program found that none beats in both time and peak
         self._sweeps: dict[tuple[int, Account], list[Sweep]] = {}
+        self._lowest: set[tuple[int, Account]] = set()  # ways whose lowest schedule is among what is known
         self._peaks: dict[tuple[int, tuple[Operation, ...]], int] = {}
 
     def best(self, room: int) -> Planned | None:
@@ -59,6 +60,8 @@ class Planner:
         for done, (number, account) in enumerate(ways):
             self._turn(number, account, room)
             self.report((done + 1) / len(ways))
+        if self.least.prediction.peak_bytes > room:
+            return None
         best = self._fastest(room)
         if best is not None:
             self._keep_more(best, room)
@@ -68,9 +71,10 @@ class Planner:
     def least(self) -> Planned:
         """The program of the lowest peak found."""
         for number, account in self._ways():
-            if (number, account) not in self._sweeps:
-                sweep = self._sweep(number, account, 0)
+            if (number, account) not in self._lowest:
+                sweep = Sweep(self._chain(number, account), 0)
                 self._translate(number, account, sweep, sweep.least_bytes)
+                self._lowest.add((number, account))
         return min(self._known, key=lambda plan: plan.prediction.peak_bytes)
 
     def _ways(self) -> list[tuple[int, Account]]:

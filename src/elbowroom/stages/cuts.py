@@ -30,7 +30,7 @@ def cut(joint: Joint, *, divide: bool = True, most: int = MOST_STAGES) -> list[P
     place = places(joint)
     spans = _spans(joint, place)
     crossing = _crossing_bytes(joint, spans)
-    cuts = _choose(joint, place, crossing, divide, most)
+    cuts = _choose(joint, place, crossing, _inside_tuples(joint, spans), divide, most)
     return _pieces(joint, place, spans, cuts)
 
 
@@ -86,26 +86,28 @@ def _crossing_bytes(joint: Joint, spans: dict[int, tuple[int, int]]) -> list[int
     for step in change[:-1]:
         now += step
         crossing.append(now)
-    for op, (made, until) in spans.items():
-        if not joint.ops[op].storable:  # a tuple cannot be kept, only what is taken out of it
-            crossing[made:until] = [_NEVER] * (until - made)
     return crossing
 
 
-_NEVER = 2**62  # bytes: no cut here
+def _inside_tuples(joint: Joint, spans: dict[int, tuple[int, int]]) -> set[int]:
+    """Places where a tuple crosses: it cannot be kept, only what is taken out of it."""
+    tuples = (span for op, span in spans.items() if not joint.ops[op].storable)
+    return {place for made, until in tuples for place in range(made, until)}
 
 
-def _choose(joint: Joint, place: dict[int, int], crossing: Sequence[int], divide: bool, most: int) -> list[int]:
+def _choose(
+    joint: Joint, place: dict[int, int], crossing: Sequence[int], never: set[int], divide: bool, most: int
+) -> list[int]:
     """Places after which to cut: the valleys of the crossing bytes, and more inside stages that stay too large."""
     needed = _needed_bytes(joint)
     cuts: list[int] = []
     fresh = 0
     for i in range(len(crossing) - 1):
         fresh += needed[i]
-        if fresh and crossing[i] < _NEVER and _is_valley(crossing, i):
+        if fresh and i not in never and _is_valley(crossing, i):
             cuts.append(i)
             fresh = 0
-    cuts = _divide(cuts, needed, crossing) if divide else _lowest(cuts, needed, crossing)
+    cuts = _divide(cuts, needed, crossing, never) if divide else _lowest(cuts, needed, crossing)
     return _thin(joint, place, cuts, most - 1)
 
 
@@ -153,7 +155,7 @@ def _lowest(cuts: list[int], needed: Sequence[int], crossing: Sequence[int]) -> 
 _COARSE_SHARES = 12
 
 
-def _divide(cuts: list[int], needed: Sequence[int], crossing: Sequence[int]) -> list[int]:
+def _divide(cuts: list[int], needed: Sequence[int], crossing: Sequence[int], never: set[int]) -> list[int]:
     """Cut stages that would save more than their share where least crosses, as long as that is worth keeping."""
     share = sum(needed) / _FEWEST_SHARES
     waiting = list(zip([-1, *cuts], [*cuts, len(crossing) - 1], strict=True))
@@ -166,7 +168,7 @@ def _divide(cuts: list[int], needed: Sequence[int], crossing: Sequence[int]) -> 
         before, best = 0, None
         for i in range(start + 1, end):
             before += needed[i]
-            if before and total - before and crossing[i] <= total / 2:
+            if before and total - before and i not in never and crossing[i] <= total / 2:
                 score = (crossing[i], abs(total - 2 * before))
                 best = min(best, (score, i)) if best else (score, i)
         if best:
