@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from elbowroom.errors import BudgetTooSmall, InputError
 from elbowroom.execute.chain import ChainRunner
 from elbowroom.execute.settings import Settings, budget_for, call_key, room_within, say_unplanned, shown
+from elbowroom.execute.too_small import budget_too_small
 from elbowroom.measuring.cache import setting_of
 from elbowroom.measuring.resident import device_bytes, resident_bytes
 from elbowroom.measuring.stages import fuse_stages, measure_stages, stages_of
@@ -26,7 +27,7 @@ from elbowroom.problem import Chain
 from elbowroom.report.progress import progress_bar
 from elbowroom.schedule import Forward, Schedule
 from elbowroom.solve import Result, solve
-from elbowroom.units import format_bytes, parse_bytes
+from elbowroom.units import parse_bytes
 
 
 @dataclass
@@ -174,16 +175,8 @@ def _too_small(
     least = budget_for(result.least_budget or 0, resident, device)
     largest = [(name, size) for name, size in resident.items() if size]
     largest += [(f"what stage {stage.name} saves", stage.saved_bytes) for stage in chain.stages]
-    largest.sort(key=lambda part: -part[1])
-    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest[:5])
-    return BudgetTooSmall(
-        f"budget: {format_bytes(budget)} is too small; the least for these stages is {format_bytes(least)} "
-        f"({least} bytes). The largest things in it: {parts}. Raise the budget, make the batch smaller or the "
-        "stages finer",
-        budget,
-        least,
-        largest[:5],
-    )
+    remedy = "Raise the budget, make the batch smaller or the stages finer"
+    return budget_too_small(budget, least, largest, "for these stages", remedy)
 
 
 def _plan_of(

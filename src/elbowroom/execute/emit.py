@@ -9,6 +9,7 @@ from __future__ import annotations
 import keyword
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,11 @@ class _Writer:
         self.names = [_identifier(op.name) for op in self.ops]
         self.namespace: dict[str, Any] = {"torch": torch, "accumulator": accumulator}
         self._bound: dict[Any, str] = {}
+        joint = captured.joint
+        self._taken = set(self.names)
+        self._numbers = {node: i for i, node in enumerate(captured.nodes)}
+        self._made = {s for op in joint.backward for s, _ in joint.ops[op].makes}  # storages of the backward's own
+        self._sharers = Counter(s for _, gradient in joint.gradients for s in set(joint.storages(gradient)))
 
     # --- the two functions ---
 
@@ -153,14 +159,11 @@ class _Writer:
 
     def _owns(self, op: int) -> bool:
         """Whether a gradient's storage is the backward's own and no other gradient shares it."""
-        joint = self.captured.joint
-        storages = set(joint.storages(op))
-        made = {s for other in joint.backward for s, _ in joint.ops[other].makes}
-        others = {s for _, g in joint.gradients if g != op for s in joint.storages(g)}
-        twice = sum(gradient == op for _, gradient in joint.gradients) > 1
+        storages = set(self.captured.joint.storages(op))
+        alone = all(self._sharers[storage] == 1 for storage in storages)
         tensor = tensors_of(self.captured.nodes[op])[0]
         whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-        return storages <= made and not storages & others and not twice and whole
+        return storages <= self._made and alone and whole
 
     def _call(self, op: int, instruction: Instruction) -> str:
         node = self.captured.nodes[op]
@@ -183,7 +186,7 @@ class _Writer:
 
     def _value(self, value: Any) -> str:
         if isinstance(value, fx.Node):
-            return self.names[self._number(value)]
+            return self.names[self._numbers[value]]
         if isinstance(value, list | tuple):
             inside = ", ".join(map(self._value, value))
             return f"[{inside}]"
@@ -196,11 +199,6 @@ class _Writer:
         if isinstance(value, torch.device):
             return f"torch.{value!r}"
         return self._bind(value, "constant")
-
-    def _number(self, node: fx.Node) -> int:
-        if not hasattr(self, "_numbers"):
-            self._numbers = {node: i for i, node in enumerate(self.captured.nodes)}
-        return self._numbers[node]
 
     def _state(self, op: int) -> str:
         return f"state_{self.names[op]}"
@@ -217,7 +215,7 @@ class _Writer:
         if key not in self._bound:
             name = base = _identifier(wish)
             count = 1
-            while name in self.namespace or name in self.names:
+            while name in self.namespace or name in self._taken:
                 count += 1
                 name = f"{base}_{count}"
             self._bound[key] = name

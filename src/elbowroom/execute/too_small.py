@@ -22,15 +22,22 @@ def too_small(
     largest = [(name, size) for name, size in resident.items() if size]
     for planner, plan in zip(planners, least, strict=True):
         largest.extend(_largest_at_peak(planner.joint, plan))
-    largest.sort(key=lambda item: -item[1])
-    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest[:5])
+    what, remedy = "found for this model and batch", "Raise the budget or make the batch smaller"
+    return budget_too_small(budget, needed, largest, what, remedy)
+
+
+def budget_too_small(
+    budget: int, needed: int, things: list[tuple[str, int]], what: str, remedy: str
+) -> BudgetTooSmall:
+    """The sentence both roads say, with the largest of the things that fill the least budget."""
+    largest = sorted(things, key=lambda thing: -thing[1])[:5]
+    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
     return BudgetTooSmall(
-        f"budget: {format_bytes(budget)} is too small; the least found for this model and batch is "
-        f"{format_bytes(needed)} ({needed} bytes). The largest things in it: {parts}. "
-        "Raise the budget or make the batch smaller",
+        f"budget: {format_bytes(budget)} is too small; the least {what} is {format_bytes(needed)} ({needed} bytes). "
+        f"The largest things in it: {parts}. {remedy}",
         budget,
         needed,
-        largest[:5],
+        largest,
     )
 
 
