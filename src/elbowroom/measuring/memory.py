@@ -187,7 +187,8 @@ class _CpuRecorder:
 
     def stop(self) -> dict[str, Any]:
         time_s = time.perf_counter() - self.began_s
-        self.profiler.__exit__(None, None, None)
+        with suppress(RuntimeError):  # if it was not running any more, some versions complain here
+            self.profiler.__exit__(None, None, None)
         self.watches.clear()
         results = self.profiler.kineto_results
         events = sorted(_walk(results.experimental_event_tree() if results else []), key=_start_ns)

@@ -38,18 +38,15 @@ def resident_bytes(
 
 
 def _make_lasting_workspaces(device: torch.device) -> None:
-    """Matrix products keep a workspace per thread, and backwards have a thread of their own: make both now."""
-    if device in _WARM:
-        return
-    _WARM.add(device)
+    """Matrix products keep a workspace per thread, and backwards have a thread of their own: make both now.
+
+    Each time anew, for the workspaces may have been cleared since; where they are still there, it costs nothing.
+    """
     with torch.enable_grad(), torch.autocast("cuda", enabled=False):
         for dtype in (torch.float32, torch.bfloat16):
             weight = torch.ones(64, 64, dtype=dtype, device=device, requires_grad=True)
             torch.autograd.grad(torch.addmm(weight[0], weight, weight).sum(), weight)
     torch.cuda.synchronize(device)
-
-
-_WARM: set[torch.device] = set()
 
 
 def device_bytes(model: nn.Module) -> int | None:

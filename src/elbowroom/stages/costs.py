@@ -2,8 +2,8 @@
 
 Two accounts of the same stages. `"full"` counts everything that crosses a cut at that cut, so a tensor that crosses
 several is counted at each. `"once"` counts it where it is made only, as if whatever an earlier checkpoint holds were
-always held. The first never promises too little memory, the second is right for dense skips; the planner tries both
-and lets the exact prediction judge.
+always held. The first suits long chains, the second dense skips. Neither is exact, nor even a bound: while a backward
+runs, what it still needs of later stages is in neither. The planner tries both and lets the exact prediction judge.
 """
 
 from __future__ import annotations
