@@ -59,7 +59,7 @@ class Joint:
     `results` are the values the forward program returns to the caller, `updates` those among its outputs that
     only overwrite inputs and die at once; `effects` run because they change an input themselves. `gradients` pairs
     each differentiated input with the value of its gradient; `parameters` are the inputs whose gradient is
-    accumulated inside the program.
+    accumulated inside the program. `kept` are forward operators that never run a second time.
     """
 
     ops: list[Op]
@@ -74,6 +74,7 @@ class Joint:
     effects: tuple[int, ...] = ()
     overwritten: dict[int, int] = field(default_factory=dict)  # inputs the step mutates, with their bytes
     storage_bytes: dict[int, int] = field(default_factory=dict)
+    kept: frozenset[int] = frozenset()
 
     def bytes_of(self, storages: Sequence[int] | set[int] | frozenset[int]) -> int:
         sizes = self.storage_bytes

@@ -16,15 +16,20 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import default_partition
 
+from elbowroom.capture.fusion import contract
 from elbowroom.capture.joint_graph import Captured, capture_joint, has_symbols
+from elbowroom.capture.rewrite import rewrite, rewrite_for_fusion
 from elbowroom.execute.region import Looks, Region
 from elbowroom.measuring.allocator import allocator_block
 
 
 def make_backend(
-    on_capture: Callable[[Region], None], on_refusal: Callable[[str], None], looks: Looks
+    on_capture: Callable[[Region], None], on_refusal: Callable[[str], None], looks: Looks, *, fused: bool = False
 ) -> Callable[..., Any]:
-    """A backend that calls `on_capture` with every training graph it takes, before the graph first runs."""
+    """A backend that calls `on_capture` with every training graph it takes, before the graph first runs.
+
+    `fused`: its programs will be compiled by Inductor, so the graph is traced as Inductor wants it.
+    """
 
     def compile_graph(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
         regions: list[Region] = []
@@ -34,11 +39,15 @@ def make_backend(
                 on_refusal("it has shapes that depend on data")
                 return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
             static = set(rest.get("static_lifetime_input_indices") or ())
-            captured = capture_joint(joint, num_fwd_outputs, static, allocator_block(_on_cuda(joint)))
-            region = Region(captured, looks)
+            rewriting = rewrite_for_fusion if fused else rewrite
+            captured = capture_joint(joint, num_fwd_outputs, static, allocator_block(_on_cuda(joint)), rewriting)
+            region = Region(contract(captured) if fused else captured, looks)
             regions.append(region)
             on_capture(region)
             return _stand_ins(captured)
+
+        if fused:
+            return _trace_with_inductor(graph_module, example_inputs, partition, regions)
 
         def forward_compiler(module: fx.GraphModule, _: Any) -> Any:
             return _boxed(regions[-1].forward) if regions else _boxed_module(module)
@@ -57,6 +66,38 @@ def make_backend(
             return compiled(graph_module, example_inputs)
 
     return compile_graph
+
+
+def _trace_with_inductor(
+    graph_module: fx.GraphModule, example_inputs: Any, partition: Callable[..., Any], regions: list[Region]
+) -> Any:
+    """Inductor's own way to the joint graph: its decompositions and passes, then our partition by its hook.
+
+    What it would compile then are stand-ins; a region's programs are compiled when they are installed.
+    """
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    class Partitioner(CustomPartitionerFn):
+        def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **rest: Any) -> Any:
+            rest.pop("compiler", None)
+            return partition(gm, joint_inputs, **rest)
+
+        def uuid(self) -> None:
+            return None
+
+    def inner_compile(module: fx.GraphModule, inputs: Any, **rest: Any) -> Any:
+        if rest.get("is_inference") or not regions:
+            return compile_fx_inner(module, inputs, **rest)
+        return _boxed(regions[-1].backward if rest.get("is_backward") else regions[-1].forward)
+
+    with functorch_config.patch(donated_buffer=False, enable_autograd_cache=False):
+        return compile_fx(
+            graph_module,
+            example_inputs,
+            inner_compile=inner_compile,
+            config_patches={"custom_partitioner_fn": Partitioner()},
+        )
 
 
 @contextmanager

@@ -33,17 +33,23 @@ class Captured:
     backward_outputs: list[int | None]
     device: torch.device
     module: fx.GraphModule
+    cones: list[tuple[fx.Node, ...]] | None = None  # per operator, if a compiler fuses: the nodes that it stands for
+    unfused: Captured | None = None  # then: the same graph before
 
 
 def capture_joint(
-    graph_module: fx.GraphModule, forward_outputs: int, static_inputs: set[int], block: Callable[[int], int]
+    graph_module: fx.GraphModule,
+    forward_outputs: int,
+    static_inputs: set[int],
+    block: Callable[[int], int],
+    rewriting: Callable[[fx.Graph], list[fx.Node]] = rewrite,
 ) -> Captured:
     """Read a joint graph whose first `forward_outputs` outputs belong to the forward.
 
     `block` says how many bytes the allocator takes for a storage.
     """
     graph = graph_module.graph
-    effects = rewrite(graph)
+    effects = rewriting(graph)
     output = graph.output_node()
     returned = list(output.args[0])  # type: ignore[arg-type]
     mutated = _mutated_inputs(output, forward_outputs)
@@ -74,7 +80,7 @@ def capture_joint(
         gradients=tuple((i, g) for i, g in enumerate(backward_returns) if g is not None and i < len(inputs)),
         parameters=frozenset(i for i in static_inputs if i < len(inputs) and backward_returns[i] is not None),
         effects=tuple(number[node] for node in effects),
-        overwritten={i: live_bytes(inputs[i]) for _, i in returns if i is not None},
+        overwritten={i: live_bytes(order[i]) for i in _overwritten(returns, effects, number)},
         storage_bytes=storages.bytes,
     )
     return Captured(joint, order, forward_returns, mutated, backward_returns, _device(order), graph_module)
@@ -105,6 +111,14 @@ def _mutated_inputs(output: fx.Node, forward_outputs: int) -> list[int | None]:
     described = output.meta.get("desc") or [None] * forward_outputs
     mutated = (getattr(entry, "mutated_input", None) for entry in described[:forward_outputs])
     return [getattr(entry, "idx", None) for entry in mutated]
+
+
+def _overwritten(
+    returns: list[tuple[int, int | None]], effects: list[fx.Node], number: dict[fx.Node, int]
+) -> list[int]:
+    """Inputs that the step overwrites: with what it returns for them, or by copies inside the graph."""
+    copied = [number[node.args[0]] for node in effects if node.target is aten.copy_.default]  # type: ignore[index]
+    return [*(i for _, i in returns if i is not None), *copied]
 
 
 def _backward_nodes(body: list[fx.Node], arriving: list[fx.Node], forward_returns: list[Any]) -> set[fx.Node]:

@@ -28,6 +28,16 @@ def rewrite(graph: fx.Graph) -> list[fx.Node]:
     return effects
 
 
+def rewrite_for_fusion(graph: fx.Graph) -> list[fx.Node]:
+    """The same for a graph whose kernels a compiler will write: it needs no help but with masks."""
+    _use_causal_flags(graph)
+    effects = graph.find_nodes(op="call_function", target=aten.copy_.default)
+    for node in reversed(list(graph.nodes)):
+        if not node.users and node.op == "call_function" and node not in effects:
+            graph.erase_node(node)
+    return list(effects)
+
+
 def _drop_aliases(graph: fx.Graph) -> None:
     """Detaches, and clones that keep the layout: in a functional graph the original does as well."""
     returned = set(graph.output_node().all_input_nodes)

@@ -24,13 +24,13 @@ def accumulator() -> tuple[Accumulate, Accumulate]:
     Each returns what the program must hand to autograd: None once the gradient is in place. Under
     `torch.autograd.grad`, or `backward(inputs=…)`, nothing may be written to `.grad`.
     """
-    if _engine_accumulates():
+    if engine_accumulates():
         return _take, _add_copy
     return _hand_over, _hand_over
 
 
 def _take(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
-    if _is_autograds(parameter):
+    if is_autograds(parameter):
         return gradient
     if parameter.grad is not None:
         parameter.grad.add_(gradient)
@@ -43,7 +43,7 @@ def _take(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | Non
 
 def _add_copy(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
     """For a gradient whose storage others may hold: it must not become `.grad` itself."""
-    if _is_autograds(parameter):
+    if is_autograds(parameter):
         return gradient
     if parameter.grad is not None:
         parameter.grad.add_(gradient)
@@ -56,12 +56,12 @@ def _hand_over(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor 
     return gradient
 
 
-def _is_autograds(parameter: torch.Tensor) -> bool:
+def is_autograds(parameter: torch.Tensor) -> bool:
     """Whether to leave the gradient to autograd: hooks want to see it, or it flows on to other tensors."""
     return not parameter.is_leaf or bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
-def _engine_accumulates() -> bool:
+def engine_accumulates() -> bool:
     """Whether the running backward is a plain `backward()`, for all leaves.
 
     The engine does not tell, but whoever started it is waiting in `_engine_run_backward`: in this thread, or, on

@@ -40,7 +40,13 @@ class Region:
 
     def install(self, program: Program) -> None:
         """From the next forward on, run this program."""
-        self.programs.append((program, emit(self.captured, program)))
+        if self.captured.cones is None:
+            emitted = emit(self.captured, program)
+        else:
+            from elbowroom.execute.fused import compile_fused  # the compiler takes seconds to import
+
+            emitted = compile_fused(self.captured, program)
+        self.programs.append((program, emitted))
 
     @property
     def program(self) -> Program:
@@ -79,5 +85,6 @@ class Region:
 
     def _outputs_only(self, arguments: list[Any]) -> list[Any]:
         if self._look is None:
-            self._look = emit_outputs_only(self.captured, forward_only(self.captured.joint))
+            plain = self.captured.unfused or self.captured
+            self._look = emit_outputs_only(plain, forward_only(plain.joint))
         return [*self._look(arguments), torch.tensor((-1, 0))]

@@ -61,7 +61,9 @@ class Session:
         self._refusals: list[str] = []
         self._late: list[Region] = []
         self._said: set[str] = set()
-        backend = make_backend(self._on_capture, self._refusals.append, self._looks)
+        backend = make_backend(
+            self._on_capture, self._refusals.append, self._looks, fused=settings.kernels == "inductor"
+        )
         self._compiled = torch.compile(step, backend=backend, dynamic=False)
 
     # --- running ---
@@ -265,7 +267,12 @@ _KEEPS_ARRIVING = tuple(int(part) for part in torch.__version__.split("+")[0].sp
 
 def measure_region(region: Region, estimate: bool) -> None:
     with _random_state_kept(), progress_bar("measuring operators") as report:
-        measure_ops(region.captured, estimate=estimate, report=report)
+        if region.captured.cones is None:
+            measure_ops(region.captured, estimate=estimate, report=report)
+        else:
+            from elbowroom.measuring.fused import measure_fused
+
+            measure_fused(region.captured, estimate=estimate, report=report)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ class Settings:
     forwards: int = 1
     estimate: bool = False
     plan: Plan | None = None
+    kernels: str = "torch"
 
 
 def room_within(budget: int, resident: Mapping[str, int], device: torch.device) -> int:

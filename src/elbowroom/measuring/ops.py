@@ -33,21 +33,26 @@ def measure_ops(captured: Captured, *, estimate: bool = False, report: Report = 
     for op, node in zip(captured.joint.ops, captured.nodes, strict=True):
         if op.key and not op.is_view and op.makes:
             distinct.setdefault(op.key, node)
-    if estimate:
-        costs: OpCosts = {key: _estimated(node, captured.device) for key, node in distinct.items()}
-    else:
-        with cached_costs(captured.device) as costs:
-            missing = {key: node for key, node in distinct.items() if key not in costs}
-            measure = _measure_cuda if captured.device.type == "cuda" else _measure_cpu
-            # While PyTorch traces, tensors would be made of nothing; and programs run below autocast.
-            with _disable_current_modes(), torch._C._DisableAutocast():
-                costs.update(measure(missing, captured.device, report))
+    costs = costs_of(distinct, captured.device, estimate, report)
     for op in captured.joint.ops:
         op.time, op.workspace, sizes = costs.get(op.key, (0.0, 0, ()))
         if len(sizes) == len(op.makes):  # tracing may have been wrong about a dtype, and so about bytes
             op.makes = tuple((storage, size) for (storage, _), size in zip(op.makes, sizes, strict=True))
             captured.joint.storage_bytes.update(op.makes)
     report(1.0)
+
+
+def costs_of(nodes: dict[str, fx.Node], device: torch.device, estimate: bool, report: Report) -> OpCosts:
+    """What operators cost, by key: from what is known on disk, measured now, or estimated."""
+    if estimate:
+        return {key: _estimated(node, device) for key, node in nodes.items()}
+    with cached_costs(device) as costs:
+        missing = {key: node for key, node in nodes.items() if key not in costs}
+        measure = _measure_cuda if device.type == "cuda" else _measure_cpu
+        # While PyTorch traces, tensors would be made of nothing; and programs run below autocast.
+        with _disable_current_modes(), torch._C._DisableAutocast():
+            costs.update(measure(missing, device, report))
+    return costs
 
 
 def _estimated(node: fx.Node, device: torch.device) -> tuple[float, int, tuple[int, ...]]:

@@ -59,7 +59,7 @@ def recomputed(joint: Joint, wanted: list[int], have: set[int]) -> list[int]:
     stack = [op for op in wanted if op not in have]
     while stack:
         op = stack.pop()
-        if op in missing or op in have or joint.ops[op].kind != "forward":
+        if op in missing or op in have or op in joint.kept or joint.ops[op].kind != "forward":
             continue
         missing.add(op)
         stack.extend(joint.ops[op].replay_reads)
@@ -98,7 +98,7 @@ def _cheapest(joint: Joint, piece: Piece, needs: list[int], there: set[int], pri
         cost = price * joint.bytes_of(set(joint.storages(op)) - there)
         edge(2 * i, 2 * i + 1, cost * unit if entry.storable else _INFINITE)
         # A whole unit even for free views: between equal cuts, save the value itself rather than its base.
-        edge(2 * i + 1, sink, 1 + entry.time * unit)
+        edge(2 * i + 1, sink, 1 + entry.time * unit if op not in joint.kept else _INFINITE)
         for read in entry.replay_reads:
             if read in number and read not in border:
                 edge(2 * i + 1, 2 * number[read], _INFINITE)

@@ -1,0 +1,220 @@
+"""Groups the operators of a joint graph the way a fusing compiler will run them.
+
+Inductor computes pointwise operators wherever they are read and never stores them, unless it must: matrix products,
+convolutions and attention read and write real memory, so do reductions, and so does what leaves the graph. So the
+planner is shown only values that will be stored. Each of them becomes one operator, which reads other stored values
+and computes everything between them and itself: its *cone*. To recompute it costs the traffic of its cone, not the
+arithmetic.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import fx
+from torch._functorch.partitioners import get_default_op_list
+
+from elbowroom.capture.joint_graph import Captured, is_getitem, tensors_of
+from elbowroom.joint import Joint, Op
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+# Where several kernels would compute a pointwise value again, it is stored if that reads much less than its cone.
+_WORTH_STORING = 1.25
+
+
+def contract(captured: Captured) -> Captured:
+    """The same graph with stored values only, and the cone of nodes that computes each."""
+    joint, nodes = captured.joint, captured.nodes
+    stored, reads = _stored(captured)
+    chosen = [i for i, op in enumerate(joint.ops) if op.kind in ("input", "gradient") or i in stored]
+    number = {old: new for new, old in enumerate(chosen)}
+    cones = [_cone(captured, i, stored) for i in chosen]
+    keys = {node: op.key for node, op in zip(nodes, joint.ops, strict=True)}
+    written_away = _written_away(joint, nodes)
+    storage_bytes = {**joint.storage_bytes, **dict.fromkeys(written_away, 0)}
+    ops = []
+    for new, old in enumerate(chosen):
+        op = joint.ops[old]
+        boundary = tuple(number[read] for read in reads[old])
+        ops.append(
+            replace(
+                op,
+                index=new,
+                reads=boundary,
+                replay_reads=boundary,
+                makes=tuple((storage, storage_bytes[storage]) for storage, _ in op.makes),
+                reusable=_overwritable(op, nodes[old], boundary, ops),
+                random=False,  # seeds are kept, so nothing draws twice
+                key=_cone_key(cones[new], keys),
+            )
+        )
+
+    def numbers(some: Iterable[int]) -> tuple[int, ...]:
+        return tuple(number[i] for i in some)
+
+    contracted = Joint(
+        ops=ops,
+        inputs=numbers(joint.inputs),
+        arriving=numbers(joint.arriving),
+        forward=numbers(i for i in joint.forward if i in stored),
+        backward=numbers(i for i in joint.backward if i in stored),
+        results=numbers(joint.results),
+        updates=numbers(joint.updates),
+        gradients=tuple((number[i], number[gradient]) for i, gradient in joint.gradients),
+        parameters=frozenset(numbers(joint.parameters)),
+        effects=numbers(joint.effects),
+        overwritten={number[i]: size for i, size in joint.overwritten.items()},
+        storage_bytes=storage_bytes,
+        kept=frozenset(numbers(_drawn(captured))),
+    )
+    return replace(
+        captured,
+        joint=contracted,
+        nodes=[nodes[i] for i in chosen],
+        forward_outputs=[None if i is None else number[i] for i in captured.forward_outputs],
+        overwrites=[None if i is None else number[i] for i in captured.overwrites],
+        backward_outputs=[None if i is None else number[i] for i in captured.backward_outputs],
+        cones=cones,
+        unfused=captured,
+    )
+
+
+def is_fusible(node: fx.Node) -> bool:
+    """Whether the compiler computes a node where it is read, together with its neighbours."""
+    target = node.target
+    packet = getattr(target, "_overloadpacket", target)
+    return torch.Tag.pointwise in getattr(target, "tags", ()) or packet in _FUSIBLE
+
+
+def is_reduction(node: fx.Node) -> bool:
+    return getattr(node.target, "_overloadpacket", None) in _REDUCTIONS
+
+
+def tensor_bytes(node: fx.Node) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(node))
+
+
+_REDUCTIONS = {
+    aten.sum, aten.mean, aten.amax, aten.amin, aten.max, aten.min, aten.any, aten.all, aten.prod, aten.argmax,
+    aten.argmin, aten.var, aten.std, aten.var_mean, aten.cumsum, prims.var, prims.sum,
+    prims.prepare_softmax_online, prims._low_memory_max_pool_with_offsets,
+}  # fmt: skip
+_FUSIBLE = {
+    *get_default_op_list().fusible_ops, *_REDUCTIONS, aten.cat, aten.clone, aten.copy, aten.embedding,
+    aten.constant_pad_nd, aten.select_scatter, aten.slice_scatter, aten.index_select, aten._unsafe_index,
+    aten._unsafe_masked_index, aten.max_pool2d_with_indices_backward, aten.reflection_pad2d, aten.flip, aten.tril,
+    aten.scalar_tensor, prims.inductor_lookup_seed, prims.inductor_random, prims.inductor_randint, aten.copy_,
+}  # fmt: skip
+
+
+def _stored(captured: Captured) -> tuple[set[int], dict[int, tuple[int, ...]]]:
+    """The operators whose values are stored, and which stored values (or inputs) each operator's cone reads."""
+    joint, nodes = captured.joint, captured.nodes
+    stored = _must_be_stored(captured)
+    readers = _readers(joint)
+    reads: dict[int, tuple[int, ...]] = {}
+    for i in (*joint.forward, *joint.backward):
+        boundary: dict[int, None] = {}
+        for read in joint.ops[i].reads:
+            if joint.ops[read].kind in ("input", "gradient") or read in stored:
+                boundary[read] = None
+            else:
+                boundary.update(dict.fromkeys(reads[read]))
+        reads[i] = tuple(boundary)
+        if i not in stored and not joint.ops[i].is_view and readers[i] > 1:
+            traffic = sum(tensor_bytes(nodes[read]) for read in boundary)
+            if traffic > _WORTH_STORING * tensor_bytes(nodes[i]):
+                stored.add(i)
+    for i in (*joint.inputs, *joint.arriving):
+        reads[i] = ()
+    return stored, reads
+
+
+def _must_be_stored(captured: Captured) -> set[int]:
+    joint, nodes = captured.joint, captured.nodes
+    returned = {*joint.results, *joint.updates, *joint.effects, *(gradient for _, gradient in joint.gradients)}
+    stored = set(returned) | {_behind_views(captured, i) for i in returned}
+    for i in (*joint.forward, *joint.backward):
+        op, node = joint.ops[i], nodes[i]
+        if is_getitem(node) or not op.storable or op.random or is_reduction(node) or node.target is aten.cat.default:
+            stored.add(i)
+        elif node.op != "get_attr" and not op.is_view and not is_fusible(node):
+            stored.add(i)
+            stored.update(_behind_views(captured, read) for read in op.reads)
+    return {i for i in stored if joint.ops[i].kind in ("forward", "backward") and nodes[i].op != "get_attr"}
+
+
+def _drawn(captured: Captured) -> set[int]:
+    """Random values, and the parts of random tuples: drawn once, then kept."""
+    ops, nodes = captured.joint.ops, captured.nodes
+    drawn = {i for i in captured.joint.forward if ops[i].random}
+    return drawn | {i for i in captured.joint.forward if is_getitem(nodes[i]) and ops[i].reads[0] in drawn}
+
+
+def _behind_views(captured: Captured, i: int) -> int:
+    """The value whose storage a view shows; parts of tuples count as values of their own."""
+    ops = captured.joint.ops
+    while ops[i].is_view and not is_getitem(captured.nodes[i]) and ops[i].kind in ("forward", "backward"):
+        shared = set(ops[i].shares)
+        i = next(read for read in ops[i].reads if shared & set(captured.joint.storages(read)))
+    return i
+
+
+def _readers(joint: Joint) -> dict[int, int]:
+    """How many operators that are no views read each value, directly or through views."""
+    found: dict[int, set[int]] = {op.index: set() for op in joint.ops}
+    for op in reversed(joint.ops):
+        through = found[op.index] if op.is_view else {op.index}
+        for read in op.reads:
+            found[read] |= through
+    return {i: len(readers) for i, readers in found.items()}
+
+
+def _cone(captured: Captured, root: int, stored: set[int]) -> tuple[fx.Node, ...]:
+    """The nodes that compute a stored value from other stored ones, in order; it comes last."""
+    ops = captured.joint.ops
+    if ops[root].kind in ("input", "gradient"):
+        return ()
+    inside, waiting = {root}, [root]
+    while waiting:
+        for read in ops[waiting.pop()].reads:
+            if read not in stored and read not in inside and ops[read].kind in ("forward", "backward"):
+                inside.add(read)
+                waiting.append(read)
+    return tuple(captured.nodes[i] for i in sorted(inside))
+
+
+def _cone_key(cone: tuple[fx.Node, ...], keys: dict[fx.Node, str]) -> str:
+    """Equal for cones that compute the same: their operators on the same shapes, connected alike."""
+    if len(cone) < 2:
+        return keys[cone[0]] if cone else ""
+    places = {node: place for place, node in enumerate(cone)}
+    parts = [(keys[node], [places.get(read, -1) for read in node.all_input_nodes]) for node in cone]
+    digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    return f"{keys[cone[-1]]} fused with {len(cone) - 1} more, {digest}"
+
+
+def _written_away(joint: Joint, nodes: list[fx.Node]) -> set[int]:
+    """Storages of gradients that are computed straight into the parameter's `.grad` and nowhere else."""
+    read = {read for i in (*joint.forward, *joint.backward) for read in joint.ops[i].reads}
+    counts: dict[int, int] = {}
+    for _, gradient in joint.gradients:
+        counts[gradient] = counts.get(gradient, 0) + 1
+    return {
+        storage
+        for i, gradient in joint.gradients
+        if i in joint.parameters and gradient not in read and counts[gradient] == 1 and is_fusible(nodes[gradient])
+        for storage, _ in joint.ops[gradient].makes
+    }
+
+
+def _overwritable(op: Op, node: fx.Node, boundary: tuple[int, ...], ops: list[Op]) -> tuple[int, ...]:
+    """Stored values that a pointwise kernel may write its output over, if nobody reads them again."""
+    if len(op.makes) != 1 or not is_fusible(node) or is_reduction(node) or node.target is aten.cat.default:
+        return ()
+    size = op.makes[0][1]
+    return tuple(read for read in boundary if len(ops[read].makes) == 1 and ops[read].makes[0][1] == size)

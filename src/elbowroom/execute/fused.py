@@ -1,0 +1,251 @@
+"""Runs a program with fused kernels: writes it as two fx graphs and has Inductor compile them.
+
+The forward graph holds every node once. The backward graph holds a copy of a recomputed value's cone for each time the
+program runs it, placed where the program runs it; a copy that still shows the same values is read again instead.
+
+Gradients of parameters go straight into `.grad`, which the backward graph gets as inputs that it overwrites: their
+kernels write there, and nothing is held until the end. So there are up to three backwards, each compiled when first
+called: for gradients that exist already (add), for those that do not (write), and for autograd to take (return).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import fx
+from torch._functorch import config as functorch_config
+from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._inductor import config as inductor_config
+from torch._inductor.compile_fx import compile_fx_inner
+
+from elbowroom.capture.joint_graph import Captured
+from elbowroom.execute.accumulate import engine_accumulates, is_autograds
+from elbowroom.execute.emit import Emitted
+from elbowroom.program import Instruction, Program
+
+aten = torch.ops.aten
+
+Mode = Literal["add", "write", "return"]
+
+# Inductor may look for another order with a lower peak. Ours is planned.
+SETTINGS: dict[str, Any] = {"reorder_for_peak_memory": False}
+
+
+def compile_fused(captured: Captured, program: Program) -> Emitted:
+    """Both programs as functions; the forward is compiled now, backwards when they are first called."""
+    fused = _Fused(captured, program)
+    return Emitted(fused.forward, fused.backward, fused.source)
+
+
+class _Fused:
+    def __init__(self, captured: Captured, program: Program) -> None:
+        self.captured = captured
+        self.program = program
+        self.parameters = tuple(dict.fromkeys(i for each in program.backward for i in each.accumulates))
+        # Parameters go to the backward for their `.grad`, whether or not it reads their values.
+        self.handed = tuple(dict.fromkeys((*program.saved, *self.parameters)))
+        graph = _forward_graph(captured, program, self.handed)
+        inputs = [captured.nodes[i].meta["val"] for i in captured.joint.inputs]
+        visible = range(len(captured.forward_outputs))
+        self._forward, strides = _compile(captured.module, graph, inputs, visible, is_backward=False)
+        self._strides = strides[len(captured.forward_outputs) :]
+        self._backwards: dict[Mode, Callable[[list[Any]], list[Any]]] = {}
+        self._forward_source = str(graph.python_code("self").src)
+
+    @property
+    def source(self) -> str:
+        backward, _ = _backward_graph(self.captured, self.program, self.parameters, "write")
+        return f"{self._forward_source}\n\n{backward.python_code('self').src}"
+
+    def forward(self, arguments: list[Any]) -> list[Any]:
+        return list(self._forward(arguments))
+
+    def backward(self, arguments: list[Any]) -> list[Any]:
+        count = len(self.handed)
+        values = dict(zip(self.handed, arguments, strict=False))
+        parameters = [values[i] for i in self.parameters]
+        saved = [values.pop(i) for i in self.program.saved]
+        arriving = arguments[count:]
+        arguments.clear()
+        values.clear()
+        mode = _mode(parameters)
+        if mode not in self._backwards:
+            self._backwards[mode] = self._compile_backward(mode)
+        buffers = [] if mode == "return" else [_gradient(parameter, mode) for parameter in parameters]
+        inputs = [*saved, *buffers, *arriving]
+        del saved, arriving
+        outputs = list(self._backwards[mode](inputs))
+        for parameter, buffer in zip(parameters, buffers, strict=False):
+            parameter.grad = buffer
+        return outputs
+
+    def _compile_backward(self, mode: Mode) -> Callable[[list[Any]], list[Any]]:
+        graph, inputs = _backward_graph(self.captured, self.program, self.parameters, mode)
+        strides = [*self._strides[: len(self.program.saved)], *[None] * len(inputs)]
+        inputs = [_laid_out(value, stride) for value, stride in zip(inputs, strides, strict=False)]
+        compiled, _ = _compile(self.captured.module, graph, inputs, (), is_backward=True)
+        return compiled
+
+
+def _mode(parameters: Sequence[torch.Tensor]) -> Mode:
+    if not engine_accumulates() or any(map(is_autograds, parameters)):
+        return "return"
+    return "write" if all(parameter.grad is None for parameter in parameters) else "add"
+
+
+def _gradient(parameter: torch.Tensor, mode: Mode) -> torch.Tensor:
+    if parameter.grad is not None:
+        return parameter.grad
+    return torch.empty_like(parameter) if mode == "write" else torch.zeros_like(parameter)
+
+
+def _laid_out(value: Any, stride: Sequence[int] | None) -> Any:
+    """A traced value as the compiled forward will really return it."""
+    if stride is None or not isinstance(value, torch.Tensor) or tuple(value.stride()) == tuple(stride):
+        return value
+    with detect_fake_mode([value]):
+        return value.as_strided(value.size(), stride)
+
+
+# --- the graphs ----------------------------------------------------------------------------------------------
+
+
+def _forward_graph(captured: Captured, program: Program, handed: Sequence[int]) -> fx.Graph:
+    """Inputs in AOT autograd's order; its outputs, then what the backward gets."""
+    writer = _Graph(captured)
+    for i in captured.joint.inputs:
+        writer.input(i)
+    copies = {i: writer.copy_of(i) for i in program.saved if i in captured.joint.overwritten}
+    for instruction in program.forward:
+        writer.run(instruction)
+    outputs = [None if i is None else writer.values[captured.nodes[i]] for i in captured.forward_outputs]
+    writer.graph.output([*outputs, *(copies.get(i) or writer.values[captured.nodes[i]] for i in handed)])
+    return writer.graph
+
+
+def _backward_graph(
+    captured: Captured, program: Program, parameters: Sequence[int], mode: Mode
+) -> tuple[fx.Graph, list[Any]]:
+    """What was saved, then gradients to write to, then those that arrive; and the traced values of all these."""
+    writer = _Graph(captured)
+    for i in program.saved:
+        writer.input(i)
+    buffers = {}
+    for i in parameters if mode != "return" else ():
+        buffers[i] = writer.graph.placeholder(f"gradient_of_{captured.nodes[i].name}")
+        buffers[i].meta["val"] = captured.nodes[i].meta["val"]
+    for i in captured.joint.arriving:
+        writer.input(i)
+    returned = {i: gradient for i, gradient in enumerate(captured.backward_outputs) if gradient is not None}
+    for instruction in program.backward:
+        writer.run(instruction)
+        value = writer.values[captured.nodes[instruction.op]]
+        for i in instruction.accumulates:
+            if mode != "return":
+                writer.write(buffers[i], value, add=mode == "add")
+            else:
+                writer.returned[i] = value
+        writer.free(instruction, set(returned.values()))
+    outputs: list[Any] = []
+    for i in range(len(captured.backward_outputs)):
+        if i not in returned or i in buffers:
+            outputs.append(None)
+        else:
+            outputs.append(writer.returned.get(i) or writer.values[captured.nodes[returned[i]]])
+    writer.graph.output(outputs)
+    inputs = [node.meta["val"] for node in writer.graph.nodes if node.op == "placeholder"]
+    return writer.graph, inputs
+
+
+class _Graph:
+    """Writes one of the two graphs, instruction by instruction."""
+
+    def __init__(self, captured: Captured) -> None:
+        assert captured.cones is not None
+        self.captured = captured
+        self.cones = captured.cones
+        self.graph = fx.Graph()
+        self.values: dict[fx.Node, fx.Node] = {}  # stored values: the latest copy
+        self.returned: dict[int, fx.Node] = {}
+        self._inlined: dict[fx.Node, tuple[fx.Node, list[fx.Node | None]]] = {}
+
+    def input(self, i: int) -> None:
+        node = self.captured.nodes[i]
+        self.values[node] = self.graph.placeholder(node.name)
+        self.values[node].meta = dict(node.meta)
+
+    def copy_of(self, i: int) -> fx.Node:
+        node = self.captured.nodes[i]
+        copy = self.graph.call_function(aten.clone.default, (self.values[node],))
+        copy.meta["val"] = node.meta["val"]
+        return copy
+
+    def run(self, instruction: Instruction) -> None:
+        *inside, root = self.cones[instruction.op]
+        for node in inside:
+            self._inline(node)
+        self.values[root] = self.graph.node_copy(root, self._latest)
+
+    def free(self, instruction: Instruction, kept: set[int]) -> None:
+        """Forget values, so that nothing that reads them is taken for current."""
+        for i in instruction.frees:
+            if i not in kept:
+                self.values.pop(self.captured.nodes[i], None)
+
+    def write(self, buffer: fx.Node, value: fx.Node, *, add: bool) -> None:
+        if add:
+            total = self.graph.call_function(aten.add.Tensor, (buffer, value))
+            total.meta["val"] = buffer.meta["val"]
+            value = total
+        written = self.graph.call_function(aten.copy_.default, (buffer, value))
+        written.meta["val"] = buffer.meta["val"]
+
+    def _inline(self, node: fx.Node) -> None:
+        reads = [self._find(read) for read in node.all_input_nodes]
+        known = self._inlined.get(node)
+        if known is None or None in reads or known[1] != reads:
+            self._inlined[node] = (self.graph.node_copy(node, self._latest), reads)
+
+    def _find(self, node: fx.Node) -> fx.Node | None:
+        if node in self.values:
+            return self.values[node]
+        return self._inlined[node][0] if node in self._inlined else None
+
+    def _latest(self, node: fx.Node) -> fx.Node:
+        found = self._find(node)
+        assert found is not None, f"{node} is read before it is computed"
+        return found
+
+
+# --- compiling -----------------------------------------------------------------------------------------------
+
+
+def _compile(
+    root: fx.GraphModule, graph: fx.Graph, inputs: Sequence[Any], visible: Sequence[int], *, is_backward: bool
+) -> tuple[Callable[[list[Any]], Any], list[Any]]:
+    """A compiled graph, and the strides of its outputs. Outputs in `visible` keep those they were traced with."""
+    module = fx.GraphModule(root, graph)
+    returned = graph.output_node().args[0]
+    nodes = [i for i in visible if isinstance(returned[i], fx.Node)]  # type: ignore[index]
+    graph.output_node().meta["user_visible_output_idxs"] = nodes
+    with _settings(inputs), TracingContext.report_output_strides() as strides:
+        compiled = compile_fx_inner(
+            module, list(inputs), static_input_idxs=tuple(range(len(inputs))), is_backward=is_backward
+        )
+    return compiled, list(strides or [None] * len(returned))  # type: ignore[arg-type]
+
+
+@contextmanager
+def _settings(inputs: Sequence[Any]) -> Iterator[None]:
+    fake_mode = detect_fake_mode(list(inputs))
+    with (
+        tracing(TracingContext(fake_mode)),
+        torch.no_grad(),
+        torch._C._DisableAutocast(),
+        inductor_config.patch(SETTINGS),
+        functorch_config.patch(donated_buffer=False),
+    ):
+        yield

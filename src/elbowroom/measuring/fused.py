@@ -1,0 +1,67 @@
+"""Times of a fused graph's operators: heavy kernels are measured, everything else is the traffic of its cone.
+
+A fused kernel reads what its cone reads and writes its own value; arithmetic hides behind that. Matrix products,
+convolutions and attention run as they would unfused and are measured so.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from elbowroom.capture.fusion import is_fusible, is_reduction, tensor_bytes
+from elbowroom.capture.joint_graph import Captured, is_getitem
+from elbowroom.measuring.ops import Report, costs_of
+
+_LAUNCH = 2e-6  # seconds
+_NEIGHBOURS_SHARE = 0.5  # of a reduction's reads: the kernel that reads the same value anyway does it
+
+
+def measure_fused(captured: Captured, *, estimate: bool = False, report: Report = lambda part: None) -> None:
+    """Fill in `time` and `workspace` of every operator of a contracted graph."""
+    joint, nodes = captured.joint, captured.nodes
+    heavy = {op.index: nodes[op.index] for op in joint.ops if op.key and is_heavy(nodes[op.index])}
+    keys = {i: _key(captured, i) for i in heavy}
+    costs = costs_of({keys[i]: node for i, node in heavy.items()}, captured.device, estimate, report)
+    speed = _bytes_per_second(captured.device, estimate)
+    for op in joint.ops:
+        if op.index in heavy:
+            op.time, op.workspace, _ = costs[keys[op.index]]
+        elif op.kind in ("forward", "backward") and not is_getitem(nodes[op.index]) and not op.is_view:
+            op.time = _LAUNCH + _traffic(captured, op.index) / speed
+
+
+def is_heavy(node: fx.Node) -> bool:
+    name = str(node.target)
+    return not is_fusible(node) and any(word in name for word in _HEAVY)
+
+
+_HEAVY = ("mm.", "convolution", "attention", "lstm", "gru", "rnn")
+
+
+def _key(captured: Captured, i: int) -> str:
+    """The heavy operator alone, as one that is not fused would be known."""
+    assert captured.unfused is not None
+    unfused = captured.unfused
+    return next(op.key for op, node in zip(unfused.joint.ops, unfused.nodes, strict=True) if node is captured.nodes[i])
+
+
+def _traffic(captured: Captured, i: int) -> float:
+    op, node = captured.joint.ops[i], captured.nodes[i]
+    reads = sum(tensor_bytes(captured.nodes[read]) for read in op.reads)
+    return _NEIGHBOURS_SHARE * reads if is_reduction(node) else reads + tensor_bytes(node)
+
+
+def _bytes_per_second(device: torch.device, estimate: bool) -> float:
+    if device.type != "cuda" or estimate:
+        return 1e10 if device.type == "cpu" else 3e12
+    source = torch.empty(2**28, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    target.copy_(source)
+    start.record()
+    for _ in range(5):
+        target.copy_(source)
+    stop.record()
+    stop.synchronize()
+    return 5 * 2 * 2**28 / (float(start.elapsed_time(stop)) / 1e3)
