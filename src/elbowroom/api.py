@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._triton import has_triton
 
 from elbowroom.capture.unplanned import hooked_modules
 from elbowroom.errors import ElbowroomError, InputError
@@ -43,6 +44,8 @@ def fit(
     strict: bool = False,
     max_shapes: int = 8,
     times: str = "measure",
+    kernels: str = "auto",
+    compilations: int = 3,
 ) -> Any:
     """The model, to be trained as before, its steps staying within `budget` bytes with the same gradients.
 
@@ -52,9 +55,14 @@ def fit(
     made earlier. `forwards` is how many forwards wait for one backward. `verify` compares the first step with plain
     execution. `strict` raises where part of the model would run outside the plan. At most `max_shapes` shapes of
     input are planned. `times` is "measure", or "estimate" to plan without running operators: then workspaces are
-    not known either, and the budget may be exceeded by them.
+    not known either, and the budget may be exceeded by them. `kernels` are "torch", PyTorch's own, whose gradients
+    are those of plain execution bit for bit; "inductor", fused ones, which give what `torch.compile` gives; or
+    "auto", fused ones where the model is on a GPU and a compiler is there. For fused ones at most `compilations`
+    plans are compiled and measured for a budget.
     """
-    options = _Options(budget, optimizer, loss, stages, plan, forwards, strict, max_shapes, times)
+    options = _Options(
+        budget, optimizer, loss, stages, plan, forwards, strict, max_shapes, times, kernels, compilations
+    )
     session = _session(model, example, options)
     if example and verify:
         verify_step(session, *_call(example))
@@ -71,11 +79,13 @@ def plan(
     forwards: int = 1,
     strict: bool = False,
     times: str = "measure",
+    kernels: str = "auto",
+    compilations: int = 3,
 ) -> Plan:
     """What `fit` would do, to look at, save or compare. The model is left as it is."""
     if not example:
         raise InputError("example", "missing; pass what the model is called with")
-    options = _Options(budget, optimizer, loss, stages, None, forwards, strict, 1, times)
+    options = _Options(budget, optimizer, loss, stages, None, forwards, strict, 1, times, kernels, compilations)
     session = _session(model, example, options)
     (entry,) = session.entries.values()
     if entry.plan is None:
@@ -94,6 +104,8 @@ class _Options:
     strict: bool
     max_shapes: int
     times: str
+    kernels: str
+    compilations: int
 
 
 def _session(model: nn.Module, example: tuple[Any, ...], options: _Options) -> Session | ChainSession:
@@ -108,6 +120,8 @@ def _session(model: nn.Module, example: tuple[Any, ...], options: _Options) -> S
         forwards=options.forwards,
         estimate=options.times == "estimate",
         plan=options.plan,
+        kernels=_kernels(model, options),
+        compilations=options.compilations,
     )
     args, kwargs = _call(example)
     takes_target = options.loss is not None and _takes_target(options.loss)
@@ -133,7 +147,11 @@ def _check(model: nn.Module, example: tuple[Any, ...], options: _Options) -> Non
         raise InputError("model", "is fitted already; fit the original")
     if options.times not in ("measure", "estimate"):
         raise InputError("times", f'must be "measure" or "estimate", not {options.times!r}')
-    for name in ("max_shapes", "forwards"):
+    if options.kernels not in ("auto", "torch", "inductor"):
+        raise InputError("kernels", f'must be "auto", "torch" or "inductor", not {options.kernels!r}')
+    if options.kernels == "inductor" and options.stages is not None:
+        raise InputError("kernels", "fused ones are for traced models, not for stages cut by hand")
+    for name in ("max_shapes", "forwards", "compilations"):
         if getattr(options, name) < 1:
             raise InputError(name, "must be at least 1")
     for i, stage in enumerate(options.stages or ()):
@@ -146,6 +164,14 @@ def _check(model: nn.Module, example: tuple[Any, ...], options: _Options) -> Non
     keywords = len(example) == 1 and isinstance(example[0], Mapping)
     if keywords and options.loss is not None and _takes_target(options.loss):
         raise InputError("loss", "takes a target, and keyword arguments have no last one; write loss=lambda out: …")
+
+
+def _kernels(model: nn.Module, options: _Options) -> str:
+    """Fused kernels by default where they are known to pay: on a GPU with a compiler for it."""
+    if options.kernels != "auto":
+        return options.kernels
+    on_gpu = any(p.device.type == "cuda" for p in model.parameters())
+    return "inductor" if on_gpu and options.stages is None and has_triton() else "torch"
 
 
 def _why_by_stages(model: nn.Module, options: _Options) -> str:

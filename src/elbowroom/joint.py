@@ -35,6 +35,7 @@ class Op:
     shares: tuple[int, ...]
     module: str = ""
     sequence: int | None = None  # autograd's number of the forward operator that a backward one belongs to
+    fused_sequences: tuple[int, ...] = ()  # those of operators that run inside it
     random: bool = False
     reusable: tuple[int, ...] = ()  # what it reads that it could write its output over
     storable: bool = True  # whether its value is a tensor that can be kept for the backward

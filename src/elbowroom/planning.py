@@ -9,7 +9,7 @@ exactly, and keeps the fastest one that fits. Several ways to cut and to count a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elbowroom.joint import Joint
 from elbowroom.problem import Chain
@@ -33,6 +33,17 @@ class Planned:
     method: str
     schedule: tuple[Operation, ...] = ()
     staged: Staged | None = None
+
+    def measured(self, peak_bytes: int) -> Planned:
+        """The same with the peak that was measured, moment by moment as much above or below what was predicted."""
+        prediction, surplus = self.prediction, peak_bytes - self.prediction.peak_bytes
+        moved = replace(
+            prediction,
+            forward_bytes=tuple(max(0, size + surplus) for size in prediction.forward_bytes),
+            backward_bytes=tuple(max(0, size + surplus) for size in prediction.backward_bytes),
+            between_bytes=max(0, prediction.between_bytes + surplus),
+        )
+        return replace(self, prediction=moved)
 
 
 class Planner:

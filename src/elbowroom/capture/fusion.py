@@ -36,7 +36,7 @@ def contract(captured: Captured) -> Captured:
     keys = {node: op.key for node, op in zip(nodes, joint.ops, strict=True)}
     written_away = _written_away(joint, nodes)
     storage_bytes = {**joint.storage_bytes, **dict.fromkeys(written_away, 0)}
-    ops = []
+    ops: list[Op] = []
     for new, old in enumerate(chosen):
         op = joint.ops[old]
         boundary = tuple(number[read] for read in reads[old])
@@ -48,6 +48,7 @@ def contract(captured: Captured) -> Captured:
                 replay_reads=boundary,
                 makes=tuple((storage, storage_bytes[storage]) for storage, _ in op.makes),
                 reusable=_overwritable(op, nodes[old], boundary, ops),
+                fused_sequences=_sequences(op, cones[new]),
                 random=False,  # seeds are kept, so nothing draws twice
                 key=_cone_key(cones[new], keys),
             )
@@ -186,6 +187,14 @@ def _cone(captured: Captured, root: int, stored: set[int]) -> tuple[fx.Node, ...
                 inside.add(read)
                 waiting.append(read)
     return tuple(captured.nodes[i] for i in sorted(inside))
+
+
+def _sequences(op: Op, cone: tuple[fx.Node, ...]) -> tuple[int, ...]:
+    """Autograd's numbers of what runs inside. A backward cone may hold forward nodes: those tell nothing."""
+    if op.kind == "backward":
+        cone = tuple(node for node in cone if node.meta.get("partitioner_tag") == "is_backward")
+    found = (node.meta.get("seq_nr") for node in reversed(cone[:-1]))
+    return tuple(dict.fromkeys(sequence for sequence in found if sequence is not None))
 
 
 def _cone_key(cone: tuple[fx.Node, ...], keys: dict[fx.Node, str]) -> str:

@@ -30,6 +30,7 @@ class Emitted:
     forward: Callable[[list[Any]], list[Any]]
     backward: Callable[[list[Any]], list[Any]]
     source: str
+    fused: Any = None  # the compiled program behind them, if one is
 
 
 def emit(captured: Captured, program: Program) -> Emitted:

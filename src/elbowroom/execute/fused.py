@@ -1,7 +1,7 @@
 """Runs a program with fused kernels: writes it as two fx graphs and has Inductor compile them.
 
-The forward graph holds every node once. The backward graph holds a copy of a recomputed value's cone for each time the
-program runs it, placed where the program runs it; a copy that still shows the same values is read again instead.
+The forward graph holds every node once. The backward graph holds a copy of a recomputed value's cone for each time
+the program runs it, placed where the program runs it; a copy that still shows the same values is read again instead.
 
 Gradients of parameters go straight into `.grad`, which the backward graph gets as inputs that it overwrites: their
 kernels write there, and nothing is held until the end. So there are up to three backwards, each compiled when first
@@ -10,7 +10,7 @@ called: for gradients that exist already (add), for those that do not (write), a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -19,39 +19,55 @@ from torch import fx
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor import config as inductor_config
+from torch._inductor.choices import InductorChoices
 from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.virtualized import V
 
 from elbowroom.capture.joint_graph import Captured
 from elbowroom.execute.accumulate import engine_accumulates, is_autograds
-from elbowroom.execute.emit import Emitted
 from elbowroom.program import Instruction, Program
 
 aten = torch.ops.aten
 
 Mode = Literal["add", "write", "return"]
 
-# Inductor may look for another order with a lower peak. Ours is planned.
-SETTINGS: dict[str, Any] = {"reorder_for_peak_memory": False}
+# Inductor may look for another order with a lower peak: ours is planned. And it holds dead buffers until a value of
+# the same size comes along: on a plan with a low peak that cost 30 %, and the allocator reuses memory just as well.
+SETTINGS: dict[str, Any] = {"reorder_for_peak_memory": False, "allow_buffer_reuse": False}
+
+_FAR = 16  # kernels apart
 
 
-def compile_fused(captured: Captured, program: Program) -> Emitted:
-    """Both programs as functions; the forward is compiled now, backwards when they are first called."""
-    fused = _Fused(captured, program)
-    return Emitted(fused.forward, fused.backward, fused.source)
+class _Nearby(InductorChoices):
+    """Fuses only what the plan runs close together.
+
+    Copies of one value, computed again at different times, read the same inputs: fused into one kernel, all of them
+    would be there from the first time on. Inductor itself draws the line at 64 kernels.
+    """
+
+    @staticmethod
+    def can_fuse(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+        apart = max(abs(node1.min_order - node2.max_order), abs(node2.min_order - node1.max_order))
+        return apart <= _FAR and InductorChoices.can_fuse(scheduler, node1, node2, shared_data_score)
 
 
-class _Fused:
+class Fused:
+    """A program compiled: the forward at once, each of its backwards when it is first called."""
+
     def __init__(self, captured: Captured, program: Program) -> None:
         self.captured = captured
         self.program = program
         self.parameters = tuple(dict.fromkeys(i for each in program.backward for i in each.accumulates))
         # Parameters go to the backward for their `.grad`, whether or not it reads their values.
         self.handed = tuple(dict.fromkeys((*program.saved, *self.parameters)))
-        graph = _forward_graph(captured, program, self.handed)
+        # Inputs among these are handed on as they came: a compiled graph might return a copy in another layout.
+        self._places = {i: n for n, i in enumerate(captured.joint.inputs) if i not in captured.joint.overwritten}
+        computed = [i for i in self.handed if i not in self._places]
+        graph = _forward_graph(captured, program, computed)
         inputs = [captured.nodes[i].meta["val"] for i in captured.joint.inputs]
         visible = range(len(captured.forward_outputs))
         self._forward, strides = _compile(captured.module, graph, inputs, visible, is_backward=False)
-        self._strides = strides[len(captured.forward_outputs) :]
+        self._strides = dict(zip(computed, strides[len(captured.forward_outputs) :], strict=True))
         self._backwards: dict[Mode, Callable[[list[Any]], list[Any]]] = {}
         self._forward_source = str(graph.python_code("self").src)
 
@@ -61,36 +77,54 @@ class _Fused:
         return f"{self._forward_source}\n\n{backward.python_code('self').src}"
 
     def forward(self, arguments: list[Any]) -> list[Any]:
-        return list(self._forward(arguments))
+        given = {i: arguments[self._places[i]] for i in self.handed if i in self._places}
+        outputs = list(self._forward(arguments))
+        count = len(self.captured.forward_outputs)
+        computed = iter(outputs[count:])
+        return [*outputs[:count], *(given[i] if i in given else next(computed) for i in self.handed)]
 
     def backward(self, arguments: list[Any]) -> list[Any]:
-        count = len(self.handed)
-        values = dict(zip(self.handed, arguments, strict=False))
-        parameters = [values[i] for i in self.parameters]
-        saved = [values.pop(i) for i in self.program.saved]
-        arriving = arguments[count:]
+        """Adds to the parameters' gradients, or leaves that to autograd where it wants to do it."""
+        handed, arriving = arguments[: len(self.handed)], arguments[len(self.handed) :]
         arguments.clear()
-        values.clear()
-        mode = _mode(parameters)
+        parameters = {i: handed[self.handed.index(i)] for i in self.parameters}
+        mode = _mode(parameters.values())
+        if mode == "return":
+            return self._run(mode, handed, arriving, {})
+        buffers = {i: _gradient(parameter, mode) for i, parameter in parameters.items()}
+        outputs = self._run(mode, handed, arriving, buffers)
+        for i, parameter in parameters.items():
+            parameter.grad = buffers[i]
+        return outputs
+
+    def gradient_buffers(self, inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+        """Memory for the gradients of a trial."""
+        return {i: torch.empty_like(inputs[self.captured.joint.inputs.index(i)]) for i in self.parameters}
+
+    def run_backward(self, handed: list[Any], arriving: list[Any], buffers: Mapping[int, torch.Tensor]) -> None:
+        """A backward that writes its gradients into given buffers, whatever the parameters have."""
+        self._run("write", handed, arriving, buffers)
+
+    def _run(
+        self, mode: Mode, handed: list[Any], arriving: list[Any], buffers: Mapping[int, torch.Tensor]
+    ) -> list[Any]:
         if mode not in self._backwards:
             self._backwards[mode] = self._compile_backward(mode)
-        buffers = [] if mode == "return" else [_gradient(parameter, mode) for parameter in parameters]
-        inputs = [*saved, *buffers, *arriving]
-        del saved, arriving
-        outputs = list(self._backwards[mode](inputs))
-        for parameter, buffer in zip(parameters, buffers, strict=False):
-            parameter.grad = buffer
-        return outputs
+        values = dict(zip(self.handed, handed, strict=True))
+        inputs = [*(values[i] for i in self.program.saved), *buffers.values(), *arriving]
+        for held in (values, handed, arriving):  # from here on the compiled program alone holds what was saved
+            held.clear()
+        return list(self._backwards[mode](inputs))
 
     def _compile_backward(self, mode: Mode) -> Callable[[list[Any]], list[Any]]:
         graph, inputs = _backward_graph(self.captured, self.program, self.parameters, mode)
-        strides = [*self._strides[: len(self.program.saved)], *[None] * len(inputs)]
-        inputs = [_laid_out(value, stride) for value, stride in zip(inputs, strides, strict=False)]
+        for place, i in enumerate(self.program.saved):
+            inputs[place] = _laid_out(inputs[place], self._strides.get(i))
         compiled, _ = _compile(self.captured.module, graph, inputs, (), is_backward=True)
         return compiled
 
 
-def _mode(parameters: Sequence[torch.Tensor]) -> Mode:
+def _mode(parameters: Collection[torch.Tensor]) -> Mode:
     if not engine_accumulates() or any(map(is_autograds, parameters)):
         return "return"
     return "write" if all(parameter.grad is None for parameter in parameters) else "add"
@@ -106,23 +140,25 @@ def _laid_out(value: Any, stride: Sequence[int] | None) -> Any:
     """A traced value as the compiled forward will really return it."""
     if stride is None or not isinstance(value, torch.Tensor) or tuple(value.stride()) == tuple(stride):
         return value
-    with detect_fake_mode([value]):
+    mode = detect_fake_mode([value])
+    assert mode is not None
+    with mode:
         return value.as_strided(value.size(), stride)
 
 
 # --- the graphs ----------------------------------------------------------------------------------------------
 
 
-def _forward_graph(captured: Captured, program: Program, handed: Sequence[int]) -> fx.Graph:
-    """Inputs in AOT autograd's order; its outputs, then what the backward gets."""
+def _forward_graph(captured: Captured, program: Program, saved: Sequence[int]) -> fx.Graph:
+    """Inputs in AOT autograd's order; its outputs, then what is saved."""
     writer = _Graph(captured)
     for i in captured.joint.inputs:
         writer.input(i)
-    copies = {i: writer.copy_of(i) for i in program.saved if i in captured.joint.overwritten}
+    copies = {i: writer.copy_of(i) for i in saved if i in captured.joint.overwritten}
     for instruction in program.forward:
         writer.run(instruction)
     outputs = [None if i is None else writer.values[captured.nodes[i]] for i in captured.forward_outputs]
-    writer.graph.output([*outputs, *(copies.get(i) or writer.values[captured.nodes[i]] for i in handed)])
+    writer.graph.output([*outputs, *(copies.get(i) or writer.values[captured.nodes[i]] for i in saved)])
     return writer.graph
 
 
@@ -246,6 +282,7 @@ def _settings(inputs: Sequence[Any]) -> Iterator[None]:
         torch.no_grad(),
         torch._C._DisableAutocast(),
         inductor_config.patch(SETTINGS),
+        V.set_choices_handler(_Nearby()),
         functorch_config.patch(donated_buffer=False),
     ):
         yield

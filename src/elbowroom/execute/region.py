@@ -33,28 +33,40 @@ class Region:
         self.captured = captured
         self.looks = looks
         self.programs: list[tuple[Program, Emitted]] = []
+        self.current = -1
         self.runs = 0
         self.waiting: set[int] = set()  # forwards that hold what they saved for a backward still to come
         self.watch: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered around every program run
+        self.example: list[Callable[[], torch.Tensor | None]] = []  # what it was called with when looked at
         self._look: Callable[[list[Any]], list[Any]] | None = None
 
     def install(self, program: Program) -> None:
         """From the next forward on, run this program."""
+        self.current = self.add(program)
+
+    def add(self, program: Program) -> int:
+        """Make a program ready to run, if it is not yet; its number."""
+        for number, (known, _) in enumerate(self.programs):
+            if known == program:
+                return number
         if self.captured.cones is None:
             emitted = emit(self.captured, program)
         else:
-            from elbowroom.execute.fused import compile_fused  # the compiler takes seconds to import
+            from elbowroom.execute.fused import Fused  # the compiler takes seconds to import
 
-            emitted = compile_fused(self.captured, program)
+            fused = Fused(self.captured, program)
+            emitted = Emitted(fused.forward, fused.backward, "", fused)
         self.programs.append((program, emitted))
+        return len(self.programs) - 1
 
     @property
     def program(self) -> Program:
-        return self.programs[-1][0]
+        return self.programs[self.current][0]
 
     @property
     def source(self) -> str:
-        return self.programs[-1][1].source
+        emitted = self.programs[self.current][1]
+        return emitted.source if emitted.fused is None else str(emitted.fused.source)
 
     def forward(self, arguments: list[Any]) -> list[Any]:
         if self.looks.calls is not None:
@@ -62,13 +74,13 @@ class Region:
             return self._outputs_only(arguments)
         self.runs += 1
         with self.watch():
-            outputs = self.programs[-1][1].forward(arguments)
+            outputs = self.programs[self.current][1].forward(arguments)
         outputs.append(self._ticket())
         return outputs
 
     def _ticket(self) -> torch.Tensor:
         """Tells the backward which program, and which run of it, it belongs to; dies with what was saved."""
-        ticket = torch.tensor((len(self.programs) - 1, self.runs))
+        ticket = torch.tensor((self.current, self.runs))
         self.waiting.add(self.runs)
         weakref.finalize(ticket, self.waiting.discard, self.runs).atexit = False
         return ticket
@@ -84,7 +96,13 @@ class Region:
         return gradients
 
     def _outputs_only(self, arguments: list[Any]) -> list[Any]:
+        self.example = [_remembered(argument) for argument in arguments]
         if self._look is None:
             plain = self.captured.unfused or self.captured
             self._look = emit_outputs_only(plain, forward_only(plain.joint))
         return [*self._look(arguments), torch.tensor((-1, 0))]
+
+
+def _remembered(argument: Any) -> Callable[[], torch.Tensor | None]:
+    """A reference that keeps nothing alive: a batch may die, parameters stay."""
+    return weakref.ref(argument) if isinstance(argument, torch.Tensor) else lambda: None

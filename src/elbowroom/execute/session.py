@@ -19,9 +19,9 @@ from torch._dynamo.exc import BackendCompilerFailed
 from elbowroom.capture.backend import capture_settings, make_backend
 from elbowroom.capture.fingerprint import fingerprint
 from elbowroom.capture.unplanned import hooked_modules, unplanned_nodes
-from elbowroom.errors import BudgetTooSmall, ElbowroomError, InputError
+from elbowroom.errors import BudgetTooSmall, ElbowroomError, InputError, Unplanned
 from elbowroom.execute.region import Looks, Region
-from elbowroom.execute.settings import Settings, call_key, room_within, say_unplanned, shown
+from elbowroom.execute.settings import Settings, call_key, room_within, say_fallback, say_unplanned, shown
 from elbowroom.execute.too_small import too_small
 from elbowroom.measuring.cache import setting_of
 from elbowroom.measuring.ops import measure_ops
@@ -44,6 +44,8 @@ class Entry:
     plan: Plan | None = None
     unplanned: str = ""
     planners: list[Planner] = field(default_factory=list)
+    trials: Any = None  # of programs compiled for it, if its kernels are fused
+    instead: Session | None = None  # runs it with PyTorch's kernels, because fused ones could not
 
 
 class Session:
@@ -61,6 +63,7 @@ class Session:
         self._refusals: list[str] = []
         self._late: list[Region] = []
         self._said: set[str] = set()
+        self._instead: Session | None = None
         backend = make_backend(
             self._on_capture, self._refusals.append, self._looks, fused=settings.kernels == "inductor"
         )
@@ -72,6 +75,8 @@ class Session:
         if not torch.is_grad_enabled():
             return self.step(*args, **kwargs)
         entry = self.prepare(args, kwargs)
+        if entry.instead is not None:
+            return entry.instead(*args, **kwargs)
         if not entry.regions:
             return self.step(*args, **kwargs)
         before = {region: region.runs for region in entry.regions}
@@ -97,6 +102,8 @@ class Session:
         planned = sum(bool(entry.regions) for entry in self.entries.values())
         if planned >= self.settings.max_shapes:
             entry = Entry(unplanned=f"it has seen {planned} shapes already; raise max_shapes or pad to fewer shapes")
+        elif self.settings.kernels == "inductor":
+            entry = self._plan_fused(args, kwargs)
         else:
             entry = self._plan(self._record(args, kwargs), args, kwargs)
         if entry.unplanned:
@@ -165,6 +172,26 @@ class Session:
         self._install(entry, self._found(entry, resident), resident, shown(args, kwargs))
         return entry
 
+    def _plan_fused(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
+        """With Inductor's kernels; where that fails or does not fit, with PyTorch's, and it is said."""
+        try:
+            return self._plan(self._record(args, kwargs), args, kwargs)
+        except (InputError, Unplanned):
+            raise
+        except BudgetTooSmall as refusal:
+            why = f"compiled, it needs at least {format_bytes(refusal.least_budget)}"
+        except Exception as failure:
+            why = f"compiling it failed: {str(failure).splitlines()[0] if str(failure) else type(failure).__name__}"
+        unfused = self._unfused()
+        entry = unfused.prepare(args, kwargs)
+        say_fallback(self.model, why, self._said)
+        return Entry(plan=entry.plan, unplanned=entry.unplanned, instead=unfused)
+
+    def _unfused(self) -> Session:
+        if self._instead is None:
+            self._instead = Session(self.model, self.make_step, replace(self.settings, kernels="torch"))
+        return self._instead
+
     def _planners(self, regions: list[Region]) -> list[Planner]:
         planners = {}
         for region in dict.fromkeys(regions):
@@ -178,7 +205,9 @@ class Session:
         self.settings = replace(
             old, budget_bytes=parse_bytes(budget, device_bytes=device_bytes(self.model)), plan=None
         )
-        entries = [entry for entry in self.entries.values() if entry.plan is not None]
+        if self._instead is not None:
+            self._instead.set_budget(budget)
+        entries = [entry for entry in self.entries.values() if entry.plan is not None and entry.instead is None]
         for entry in entries:
             entry.planners = entry.planners or self._planners(entry.regions)  # a loaded plan has none
         try:
@@ -192,6 +221,8 @@ class Session:
 
     def _found(self, entry: Entry, resident: Mapping[str, int]) -> list[Planned]:
         room = room_within(self.settings.budget_bytes, resident, entry.regions[0].captured.device)
+        if self.settings.kernels == "inductor":
+            return self._tried(entry, room, resident)
         with progress_bar("planning") as report:
             for planner in entry.planners:
                 planner.report = report
@@ -200,6 +231,20 @@ class Session:
             device = entry.regions[0].captured.device
             raise too_small(self.settings.budget_bytes, resident, entry.planners, device)
         return planned
+
+    def _tried(self, entry: Entry, room: int, resident: Mapping[str, int]) -> list[Planned]:
+        """The fastest compiled program that was measured within the room."""
+        from elbowroom.execute.trials import Trials
+
+        if entry.trials is None:
+            entry.trials = Trials(entry.regions, entry.planners)
+        with _random_state_kept(), progress_bar("planning and compiling") as report:
+            tried = entry.trials.best(room, self.settings.compilations, report)
+        if tried is None:
+            raise too_small(self.settings.budget_bytes, resident, entry.planners, entry.regions[0].captured.device)
+        return [
+            planned.measured(trial.peak_bytes) for planned, trial in zip(tried.planned, tried.trials, strict=True)
+        ]
 
     def _install(self, entry: Entry, planned: list[Planned], resident: Mapping[str, int], inputs: str) -> None:
         regions = []
@@ -215,6 +260,7 @@ class Session:
             regions=tuple(regions),
             setting=setting_of(entry.regions[0].captured.device),
             inputs=inputs,
+            notes=() if entry.trials is None else ("Inductor's kernels: the peak is measured, times are estimates.",),
         )
 
     def again(self, model: nn.Module) -> Session:

@@ -22,7 +22,10 @@ CUDA_MARGIN, CUDA_MARGIN_SHARE = 8 * 2**20, 0.0075
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user asked for. `forwards` is how many forwards wait for one backward."""
+    """What the user asked for. `forwards` is how many forwards wait for one backward.
+
+    `kernels` are PyTorch's own ("torch"), or Inductor's; then at most `compilations` plans are tried for a budget.
+    """
 
     budget_bytes: int
     optimizer: torch.optim.Optimizer | None = None
@@ -33,6 +36,7 @@ class Settings:
     estimate: bool = False
     plan: Plan | None = None
     kernels: str = "torch"
+    compilations: int = 3
 
 
 def room_within(budget: int, resident: Mapping[str, int], device: torch.device) -> int:
@@ -58,6 +62,16 @@ def say_unplanned(model: nn.Module, settings: Settings, why: str, said: set[str]
     if why not in said:
         said.add(why)
         warnings.warn(message, stacklevel=5)
+
+
+def say_fallback(model: nn.Module, why: str, said: set[str]) -> None:
+    """Fused kernels could not serve: say so once for each reason. The budget is kept all the same."""
+    if why not in said:
+        said.add(why)
+        warnings.warn(
+            f"elbowroom: {type(model).__name__} runs with PyTorch's own kernels, within its budget but slower: {why}",
+            stacklevel=6,
+        )
 
 
 def call_key(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from torch import fx
 
 from elbowroom.capture.fusion import is_fusible, is_reduction, tensor_bytes
 from elbowroom.capture.joint_graph import Captured, is_getitem
-from elbowroom.measuring.ops import Report, costs_of
+from elbowroom.measuring.ops import CHANNELS_LAST, Report, costs_of
 
 _LAUNCH = 2e-6  # seconds
 _NEIGHBOURS_SHARE = 0.5  # of a reduction's reads: the kernel that reads the same value anyway does it
@@ -21,7 +21,7 @@ def measure_fused(captured: Captured, *, estimate: bool = False, report: Report 
     """Fill in `time` and `workspace` of every operator of a contracted graph."""
     joint, nodes = captured.joint, captured.nodes
     heavy = {op.index: nodes[op.index] for op in joint.ops if op.key and is_heavy(nodes[op.index])}
-    keys = {i: _key(captured, i) for i in heavy}
+    keys = _keys(captured, heavy)
     costs = costs_of({keys[i]: node for i, node in heavy.items()}, captured.device, estimate, report)
     speed = _bytes_per_second(captured.device, estimate)
     for op in joint.ops:
@@ -39,11 +39,14 @@ def is_heavy(node: fx.Node) -> bool:
 _HEAVY = ("mm.", "convolution", "attention", "lstm", "gru", "rnn")
 
 
-def _key(captured: Captured, i: int) -> str:
-    """The heavy operator alone, as one that is not fused would be known."""
+def _keys(captured: Captured, heavy: dict[int, fx.Node]) -> dict[int, str]:
+    """Heavy operators as they are known where nothing is fused. On CUDA, Inductor lays images out channels last."""
     assert captured.unfused is not None
-    unfused = captured.unfused
-    return next(op.key for op, node in zip(unfused.joint.ops, unfused.nodes, strict=True) if node is captured.nodes[i])
+    known = {node: op.key for op, node in zip(captured.unfused.joint.ops, captured.unfused.nodes, strict=True)}
+    images = captured.device.type == "cuda"
+    return {
+        i: known[node] + CHANNELS_LAST * (images and "convolution" in str(node.target)) for i, node in heavy.items()
+    }
 
 
 def _traffic(captured: Captured, i: int) -> float:

@@ -25,6 +25,7 @@ Report = Callable[[float], None]
 
 _LEAST_SAMPLE = 2e-3  # seconds: shorter operators are repeated until a sample lasts this long
 _SAMPLES = 3
+CHANNELS_LAST = " in channels last"  # ends the key of an operator that is measured on images in that layout
 
 
 def measure_ops(captured: Captured, *, estimate: bool = False, report: Report = lambda part: None) -> None:
@@ -132,7 +133,8 @@ def _measure_cuda(nodes: dict[str, fx.Node], device: torch.device, report: Repor
         report(done / len(nodes))
         try:
             with torch.no_grad():
-                costs[key] = _measure_cuda_op(_made_up_call(node), node, device)
+                call = _made_up_call(node, channels_last=key.endswith(CHANNELS_LAST))
+                costs[key] = _measure_cuda_op(call, node, device)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             costs[key] = _estimated(node, device)
@@ -178,18 +180,21 @@ def _output_bytes(result: Any, node: fx.Node, block: Callable[[int], int]) -> tu
 # --- running one operator on made-up data --------------------------------------------------------------------
 
 
-def _made_up_call(node: fx.Node) -> Callable[[], Any]:
+def _made_up_call(node: fx.Node, *, channels_last: bool = False) -> Callable[[], Any]:
     limit = _index_limit(node)
 
     def real(value: Any) -> Any:
-        return _made_up(value, limit) if isinstance(value, torch.Tensor) else value
+        if not isinstance(value, torch.Tensor):
+            return value
+        tensor = made_up(value, limit)
+        return tensor.to(memory_format=torch.channels_last) if channels_last and tensor.dim() == 4 else tensor
 
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda a: tree_map(real, a.meta["val"]))
     target = node.target
     return lambda: target(*args, **kwargs)  # type: ignore[operator]
 
 
-def _made_up(fake: torch.Tensor, limit: int) -> torch.Tensor:
+def made_up(fake: torch.Tensor, limit: int) -> torch.Tensor:
     """A real tensor with the traced one's shape, strides and dtype. Indices stay within `limit`."""
     count = fake.untyped_storage().nbytes() // fake.element_size()
     if fake.is_floating_point() and fake.element_size() > 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from elbowroom.joint import Joint
+from elbowroom.joint import Joint, Op
 
 MOST_STAGES = 120  # more stages hardly improve plans and cost solving time
 
@@ -43,19 +43,24 @@ def places(joint: Joint) -> dict[int, int]:
     place = {op: i for i, op in enumerate(joint.forward)}
     by_sequence: dict[int, int] = {}
     for op in joint.forward:
-        if (sequence := joint.ops[op].sequence) is not None:
+        for sequence in _sequences(joint.ops[op]):
             by_sequence.setdefault(sequence, place[op])  # later ones only ran before autograd counted on
     last = len(joint.forward) - 1
     for op in joint.backward:
         entry = joint.ops[op]
-        seen = [place[read] for read in entry.reads if joint.ops[read].kind == "forward"]
+        # What is kept is there all the time, and tells nothing.
+        seen = [place[r] for r in entry.reads if joint.ops[r].kind == "forward" and r not in joint.kept]
         gradients = [place[read] for read in entry.reads if joint.ops[read].kind == "backward"]
-        own = by_sequence.get(entry.sequence) if entry.sequence is not None else None
-        where = max([*seen, *([own] if own is not None else [])], default=None)
+        own = [by_sequence[sequence] for sequence in _sequences(entry) if sequence in by_sequence]
+        where = max([*seen, *own[:1]], default=None)
         if where is None:
             where = min(gradients, default=last)
         place[op] = min([where, *gradients])
     return place
+
+
+def _sequences(entry: Op) -> tuple[int, ...]:
+    return entry.fused_sequences if entry.sequence is None else (entry.sequence, *entry.fused_sequences)
 
 
 def _spans(joint: Joint, place: dict[int, int]) -> dict[int, tuple[int, int]]:

@@ -1,0 +1,177 @@
+"""Fused programs on trial: each is run and measured before it may serve, because no model of fusion is exact.
+
+What a compiled program takes differs from its prediction: the compiler keeps a dead buffer for reuse, picks another
+layout, needs a workspace. So a plan is compiled and measured; if it is over the budget, or far below, it is planned
+again with the difference added. All programs measured so far are remembered: the fastest that fits serves, so a larger
+budget never gets a slower one.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time as clock
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from elbowroom.execute.fused import Fused
+from elbowroom.execute.region import Region
+from elbowroom.measuring.memory import measure
+from elbowroom.measuring.ops import made_up
+from elbowroom.planning import Planned, Planner, plan_together
+from elbowroom.program import peak_in_a_row
+
+_TIMED = 3  # steps
+_CLOSE_ENOUGH = 0.95  # of the room: below that, another plan may be worth its compilation
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a compiled program took: its peak above what is resident, and its time."""
+
+    peak_bytes: int
+    time_s: float
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Plans for all graphs of a step, measured together."""
+
+    planned: tuple[Planned, ...]
+    trials: tuple[Trial, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        pairs = zip(self.trials, self.planned, strict=True)
+        return peak_in_a_row((trial.peak_bytes, plan.prediction.saved_bytes) for trial, plan in pairs)
+
+    @property
+    def time_s(self) -> float:
+        return sum(trial.time_s for trial in self.trials)
+
+    @property
+    def surplus(self) -> int:
+        """How much more was measured than predicted."""
+        predicted = peak_in_a_row((p.prediction.peak_bytes, p.prediction.saved_bytes) for p in self.planned)
+        return self.peak_bytes - predicted
+
+    @property
+    def is_everything(self) -> bool:
+        return not any(plan.program.replays for plan in self.planned)
+
+
+class Trials:
+    """The programs of one step that were compiled and measured."""
+
+    def __init__(self, regions: Sequence[Region], planners: Sequence[Planner]) -> None:
+        self.regions = regions
+        self.planners = planners
+        self.known: list[Tried] = []
+        self._trials: dict[tuple[Region, int], Trial] = {}
+
+    def best(self, room: int, most: int, report: Callable[[float], None]) -> Tried | None:
+        """The fastest measured within `room`, compiling at most so many; None if none of them fits."""
+        for attempt in range(most):
+            found = self._fitting(room)
+            if found is not None and (found.is_everything or self._well_used(room)):
+                break
+            planned = plan_together(list(self.planners), room - self._surplus(room))
+            if planned is None or any(tried.planned == tuple(planned) for tried in self.known):
+                break
+            report(attempt / most)
+            self.known.append(self._try(planned))
+        return self._fitting(room)
+
+    def _fitting(self, room: int) -> Tried | None:
+        fitting = [tried for tried in self.known if tried.peak_bytes <= room]
+        return min(fitting, key=lambda tried: tried.time_s, default=None)
+
+    def _well_used(self, room: int) -> bool:
+        """Whether a known program comes so close to the room that a better plan is not to be expected."""
+        return any(_CLOSE_ENOUGH * room <= tried.peak_bytes <= room for tried in self.known)
+
+    def _surplus(self, room: int) -> int:
+        """What measurement added to the prediction, in the trial nearest to this room."""
+        nearest = min(self.known, key=lambda tried: abs(tried.peak_bytes - room), default=None)
+        return 0 if nearest is None else nearest.surplus
+
+    def _try(self, planned: list[Planned]) -> Tried:
+        trials = []
+        for region, plan in zip(self.regions, planned, strict=True):
+            number = region.add(plan.program)
+            if (region, number) not in self._trials:
+                self._trials[region, number] = try_program(region, number, plan.prediction.between_bytes)
+            trials.append(self._trials[region, number])
+        return Tried(tuple(planned), tuple(trials))
+
+
+def try_program(region: Region, number: int, between_bytes: int) -> Trial:
+    """Run a compiled program on what the graph was last called with; nothing that the user sees changes.
+
+    `between_bytes` are in use between forward and backward, whatever the trial itself holds then.
+    """
+    fused = region.programs[number][1].fused
+    assert isinstance(fused, Fused)
+    device = region.captured.device
+    with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast():
+        inputs = _inputs(region)
+        buffers = fused.gradient_buffers(inputs)
+        run_once(fused, inputs, buffers)  # the first run loads kernels and picks algorithms
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+            times = [_cuda_time(fused, inputs, buffers, device) for _ in range(_TIMED)]
+            peak = torch.cuda.max_memory_allocated(device) - before
+        else:
+            with measure("cpu", timeline=False) as measured:
+                run_once(fused, inputs, buffers)
+            peak = measured.peak_bytes
+            times = [_cpu_time(fused, inputs, buffers) for _ in range(_TIMED)]
+    return Trial(max(peak, between_bytes), statistics.median(times))
+
+
+def run_once(fused: Fused, inputs: Sequence[Any], buffers: Mapping[int, torch.Tensor]) -> None:
+    """Forward and backward, gradients into buffers of our own. What autograd would hold, is held."""
+    outputs = fused.forward(list(inputs))
+    count = len(fused.captured.forward_outputs)
+    results, saved = outputs[:count], outputs[count:]
+    del outputs
+    arriving = [torch.ones_like(_real(fused, i)) for i in fused.captured.joint.arriving]
+    fused.run_backward(saved, arriving, buffers)
+    del results
+
+
+def _real(fused: Fused, i: int) -> torch.Tensor:
+    value = fused.captured.nodes[i].meta["val"]
+    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _inputs(region: Region) -> list[Any]:
+    """What the graph was called with when it was looked at, as far as it still exists; the rest is made up."""
+    captured = region.captured
+    inputs = []
+    for i, given in zip(captured.joint.inputs, region.example, strict=True):
+        tensor = given()
+        if tensor is None:
+            tensor = made_up(captured.nodes[i].meta["val"], limit=1)
+        inputs.append(tensor.detach().clone() if i in captured.joint.overwritten else tensor.detach())
+    return inputs
+
+
+def _cuda_time(fused: Fused, inputs: Sequence[Any], buffers: Mapping[int, torch.Tensor], device: Any) -> float:
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    run_once(fused, inputs, buffers)
+    stop.record()
+    torch.cuda.synchronize(device)
+    return float(start.elapsed_time(stop)) / 1e3
+
+
+def _cpu_time(fused: Fused, inputs: Sequence[Any], buffers: Mapping[int, torch.Tensor]) -> float:
+    started = clock.perf_counter()
+    run_once(fused, inputs, buffers)
+    return clock.perf_counter() - started
