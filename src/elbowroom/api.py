@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._triton import has_triton
 
 from elbowroom.capture.unplanned import hooked_modules
 from elbowroom.errors import ElbowroomError, InputError
 from elbowroom.execute.chain_road import ChainSession
 from elbowroom.execute.session import Session
-from elbowroom.execute.settings import Settings
+from elbowroom.execute.settings import Settings, choose_kernels
 from elbowroom.execute.verify import verify_step
 from elbowroom.measuring.resident import device_bytes
 from elbowroom.measuring.stages import stages_of
@@ -120,7 +119,7 @@ def _session(model: nn.Module, example: tuple[Any, ...], options: _Options) -> S
         forwards=options.forwards,
         estimate=options.times == "estimate",
         plan=options.plan,
-        kernels=_kernels(model, options),
+        kernels="torch" if options.stages is not None else choose_kernels(options.kernels, model.parameters()),
         compilations=options.compilations,
     )
     args, kwargs = _call(example)
@@ -147,8 +146,7 @@ def _check(model: nn.Module, example: tuple[Any, ...], options: _Options) -> Non
         raise InputError("model", "is fitted already; fit the original")
     if options.times not in ("measure", "estimate"):
         raise InputError("times", f'must be "measure" or "estimate", not {options.times!r}')
-    if options.kernels not in ("auto", "torch", "inductor"):
-        raise InputError("kernels", f'must be "auto", "torch" or "inductor", not {options.kernels!r}')
+    choose_kernels(options.kernels, ())
     if options.kernels == "inductor" and options.stages is not None:
         raise InputError("kernels", "fused ones are for traced models, not for stages cut by hand")
     for name in ("max_shapes", "forwards", "compilations"):
@@ -164,14 +162,6 @@ def _check(model: nn.Module, example: tuple[Any, ...], options: _Options) -> Non
     keywords = len(example) == 1 and isinstance(example[0], Mapping)
     if keywords and options.loss is not None and _takes_target(options.loss):
         raise InputError("loss", "takes a target, and keyword arguments have no last one; write loss=lambda out: …")
-
-
-def _kernels(model: nn.Module, options: _Options) -> str:
-    """Fused kernels by default where they are known to pay: on a GPU with a compiler for it."""
-    if options.kernels != "auto":
-        return options.kernels
-    on_gpu = any(p.device.type == "cuda" for p in model.parameters())
-    return "inductor" if on_gpu and options.stages is None and has_triton() else "torch"
 
 
 def _why_by_stages(model: nn.Module, options: _Options) -> str:

@@ -109,6 +109,10 @@ class ChainSession:
         self.settings = settings
         self.entries.update(planned)
 
+    def fuses(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Never: stages run as the user wrote them."""
+        return False
+
     def again(self, model: nn.Module) -> ChainSession:
         """A session with the same settings for another copy of the model."""
         if self._given is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,13 +18,14 @@ from elbowroom.capture.backend import make_backend
 from elbowroom.capture.joint_graph import live_bytes
 from elbowroom.errors import InputError
 from elbowroom.execute.region import Looks, Region
-from elbowroom.execute.session import measure_region, surroundings
-from elbowroom.execute.settings import room_within
+from elbowroom.execute.session import measure_region, random_state_kept, surroundings
+from elbowroom.execute.settings import Settings, choose_kernels, room_within
 from elbowroom.execute.too_small import too_small
 from elbowroom.planning import Planner
+from elbowroom.report.progress import progress_bar
 from elbowroom.units import format_bytes, parse_bytes
 
-_OPTIONS = ("budget", "times")
+_OPTIONS = ("budget", "times", "kernels")
 _LOG = logging.getLogger("elbowroom")
 
 
@@ -37,13 +39,19 @@ def elbowroom(graph_module: fx.GraphModule, example_inputs: Any, **given: Any) -
     device_bytes = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
     budget = parse_bytes(options["budget"], field="options.budget", device_bytes=device_bytes)
 
+    fused = choose_kernels(options.get("kernels", "auto"), example_inputs, field="options.kernels") == "inductor"
+    estimate = options.get("times", "measure") == "estimate"
+
     def on_capture(region: Region) -> None:
-        _plan_alone(region, budget, options.get("times", "measure") == "estimate")
+        if fused:  # trials need real arguments, and those come with the first call
+            region.at_first = partial(_try_alone, budget=budget, estimate=estimate)
+        else:
+            _plan_alone(region, budget, estimate)
 
     def on_refusal(why: str) -> None:
         warnings.warn(f"elbowroom: a graph is not planned: {why}", stacklevel=2)
 
-    return make_backend(on_capture, on_refusal, Looks())(graph_module, example_inputs)
+    return make_backend(on_capture, on_refusal, Looks(), fused=fused)(graph_module, example_inputs)
 
 
 def _plan_alone(region: Region, budget: int, estimate: bool) -> None:
@@ -56,6 +64,23 @@ def _plan_alone(region: Region, budget: int, estimate: bool) -> None:
         raise too_small(budget, resident, [planner], captured.device)
     region.install(planned.program)
     peak = sum(resident.values()) + planned.prediction.peak_bytes
+    _LOG.info("planned a graph: %s of %s", format_bytes(peak), format_bytes(budget))
+
+
+def _try_alone(region: Region, budget: int, estimate: bool) -> None:
+    from elbowroom.execute.trials import Trials
+
+    captured = region.captured
+    resident = _resident(region)
+    measure_region(region, estimate)
+    planner = Planner(captured.joint, surroundings(region, loss_inside=False))
+    trials = Trials([region], [planner])
+    with random_state_kept(), progress_bar("planning and compiling") as report:
+        tried = trials.best(room_within(budget, resident, captured.device), Settings.compilations, report)
+    if tried is None:
+        raise too_small(budget, resident, [planner], captured.device, trials.surplus)
+    region.install(tried.planned[0].program)
+    peak = sum(resident.values()) + tried.peak_bytes
     _LOG.info("planned a graph: %s of %s", format_bytes(peak), format_bytes(budget))
 
 

@@ -33,7 +33,12 @@ Mode = Literal["add", "write", "return"]
 
 # Inductor may look for another order with a lower peak: ours is planned. And it holds dead buffers until a value of
 # the same size comes along: on a plan with a low peak that cost 30 %, and the allocator reuses memory just as well.
-SETTINGS: dict[str, Any] = {"reorder_for_peak_memory": False, "allow_buffer_reuse": False}
+# The partitioner that led here is no part of what is compiled (nor of the key under which Inductor caches it).
+SETTINGS: dict[str, Any] = {
+    "reorder_for_peak_memory": False,
+    "allow_buffer_reuse": False,
+    "custom_partitioner_fn": None,
+}
 
 _FAR = 16  # kernels apart
 

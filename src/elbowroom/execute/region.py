@@ -37,6 +37,7 @@ class Region:
         self.runs = 0
         self.waiting: set[int] = set()  # forwards that hold what they saved for a backward still to come
         self.watch: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered around every program run
+        self.at_first: Callable[[Region], None] | None = None  # installs a program before the first run, if none is
         self.example: list[Callable[[], torch.Tensor | None]] = []  # what it was called with when looked at
         self._look: Callable[[list[Any]], list[Any]] | None = None
 
@@ -72,6 +73,9 @@ class Region:
         if self.looks.calls is not None:
             self.looks.calls.append(self)
             return self._outputs_only(arguments)
+        if self.current < 0 and self.at_first is not None:
+            self.example = [_remembered(argument) for argument in arguments]
+            self.at_first(self)
         self.runs += 1
         with self.watch():
             outputs = self.programs[self.current][1].forward(arguments)

@@ -111,6 +111,11 @@ class Session:
         self.entries[key] = entry
         return entry
 
+    def fuses(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether fused kernels run this shape of input."""
+        entry = self.entries.get(call_key(self.model, args, kwargs))
+        return entry is not None and bool(entry.regions) and self.settings.kernels == "inductor"
+
     @property
     def _graph_limit(self) -> int:
         return 8 * (self.settings.max_shapes + 1)
@@ -140,7 +145,7 @@ class Session:
             )
         self._looks.calls = []
         try:
-            with _random_state_kept(), torch.enable_grad(), capture_settings(self._graph_limit), _own_errors():
+            with random_state_kept(), torch.enable_grad(), capture_settings(self._graph_limit), _own_errors():
                 outputs = self._compiled(*args, **kwargs)
             left_out = unplanned_nodes(self.model, outputs)
         finally:
@@ -238,7 +243,7 @@ class Session:
 
         if entry.trials is None:
             entry.trials = Trials(entry.regions, entry.planners)
-        with _random_state_kept(), progress_bar("planning and compiling") as report:
+        with random_state_kept(), progress_bar("planning and compiling") as report:
             tried = entry.trials.best(room, self.settings.compilations, report)
         if tried is None:
             raise too_small(self.settings.budget_bytes, resident, entry.planners, entry.regions[0].captured.device)
@@ -312,7 +317,7 @@ _KEEPS_ARRIVING = tuple(int(part) for part in torch.__version__.split("+")[0].sp
 
 
 def measure_region(region: Region, estimate: bool) -> None:
-    with _random_state_kept(), progress_bar("measuring operators") as report:
+    with random_state_kept(), progress_bar("measuring operators") as report:
         if region.captured.cones is None:
             measure_ops(region.captured, estimate=estimate, report=report)
         else:
@@ -333,7 +338,7 @@ def _own_errors() -> Iterator[None]:
 
 
 @contextmanager
-def _random_state_kept() -> Iterator[None]:
+def random_state_kept() -> Iterator[None]:
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
         yield

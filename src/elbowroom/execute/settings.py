@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._triton import has_triton
 
-from elbowroom.errors import Unplanned
+from elbowroom.errors import InputError, Unplanned
 from elbowroom.plans import Plan
 from elbowroom.units import format_bytes
 
@@ -37,6 +38,16 @@ class Settings:
     plan: Plan | None = None
     kernels: str = "torch"
     compilations: int = 3
+
+
+def choose_kernels(wish: str, tensors: Iterable[Any], field: str = "kernels") -> str:
+    """PyTorch's or Inductor's. By default fused ones where they are known to pay: on a GPU with a compiler for it."""
+    if wish not in ("auto", "torch", "inductor"):
+        raise InputError(field, f'must be "auto", "torch" or "inductor", not {wish!r}')
+    if wish != "auto":
+        return wish
+    on_gpu = any(isinstance(tensor, torch.Tensor) and tensor.device.type == "cuda" for tensor in tensors)
+    return "inductor" if on_gpu and has_triton() else "torch"
 
 
 def room_within(budget: int, resident: Mapping[str, int], device: torch.device) -> int:

@@ -1,9 +1,9 @@
 """Fused programs on trial: each is run and measured before it may serve, because no model of fusion is exact.
 
-What a compiled program takes differs from its prediction: the compiler keeps a dead buffer for reuse, picks another
-layout, needs a workspace. So a plan is compiled and measured; if it is over the budget, or far below, it is planned
-again with the difference added. All programs measured so far are remembered: the fastest that fits serves, so a larger
-budget never gets a slower one.
+What a compiled program takes differs from its prediction: the compiler fuses more or less than was assumed, picks
+another layout, needs a workspace. So a plan is compiled and measured; if it is over the budget, or far below, it is
+planned again with the difference added. All programs measured so far are remembered: the fastest that fits serves, so
+a larger budget never gets a slower one.
 """
 
 from __future__ import annotations
@@ -84,6 +84,12 @@ class Trials:
             report(attempt / most)
             self.known.append(self._try(planned))
         return self._fitting(room)
+
+    @property
+    def surplus(self) -> int:
+        """What the lowest program took above its prediction."""
+        lowest = min(self.known, key=lambda tried: tried.peak_bytes, default=None)
+        return 0 if lowest is None else max(0, lowest.surplus)
 
     def _fitting(self, room: int) -> Tried | None:
         fitting = [tried for tried in self.known if tried.peak_bytes <= room]

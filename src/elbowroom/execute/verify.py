@@ -2,7 +2,8 @@
 
 Compared are what the step returns, the gradient of every parameter, every buffer, and the random streams. Where the
 plain step differs from itself traced by PyTorch without any plan (`aot_eager`: other kernels than eager's), the
-planned step must equal the traced one.
+planned step must equal the traced one. Fused kernels round differently from others: such a step must be as close to
+`torch.compile`'s as rounding allows, with the same random numbers.
 """
 
 from __future__ import annotations
@@ -32,12 +33,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Verification:
-    """What was compared, and against what. `against` is "eager" or "aot_eager"."""
+    """What was compared, and against what. `against` is "eager", "aot_eager" or "torch.compile"."""
 
     against: str
     compared: int
+    furthest: float = 0.0  # for fused kernels: the largest difference, as a share of what is compared
 
     def __str__(self) -> str:
+        if self.against == "torch.compile":
+            return (
+                f"equal to torch.compile up to rounding ({self.furthest:.1e}): outputs, gradients, buffers and "
+                f"random state ({self.compared} tensors)"
+            )
         return f"identical to {self.against}: outputs, gradients, buffers and random state ({self.compared} tensors)"
 
 
@@ -45,6 +52,8 @@ def verify_step(session: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     """Compare a planned step with plain execution; `Mismatch` names the first difference."""
     model = session.model
     planned = outcome(model, session, args, kwargs)
+    if session.fuses(args, kwargs):
+        return _verify_fused(session, planned, args, kwargs)
     plain = outcome(model, session.step, args, kwargs)
     difference = first_difference(plain, planned)
     if difference is None:
@@ -54,6 +63,49 @@ def verify_step(session: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     if first_difference(plain, traced) is not None and first_difference(traced, planned) is None:
         return Verification("aot_eager", _count(plain))
     raise Mismatch(f"the planned step differs from plain execution: {difference}")
+
+
+def _verify_fused(session: Any, planned: Outcome, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Verification:
+    with capture_settings(64):
+        compiled = outcome(session.model, torch.compile(session.step, dynamic=False), args, kwargs)
+    low = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
+    furthest = 0.0
+    for name, (a, b) in _pairs(compiled, planned).items():
+        if (a is None) != (b is None):
+            raise Mismatch(f"the planned step differs from torch.compile: {name} is missing in one of them")
+        if a is None or b is None or not a.numel():
+            continue
+        allowed = ROUNDING[torch.bfloat16 if low or a.dtype.itemsize == 2 else torch.float32]
+        share = _share_apart(a, b, _typical(compiled) if name.startswith("the gradient") else 0.0)
+        if not share <= allowed:
+            raise Mismatch(f"the planned step differs from torch.compile: {name}{_distance(a, b)}")
+        furthest = max(furthest, share)
+    if not all(torch.equal(a, b) for a, b in zip(compiled.random, planned.random, strict=True)):
+        raise Mismatch("the planned step differs from torch.compile: the random generator's state afterwards")
+    return Verification("torch.compile", _count(compiled), furthest)
+
+
+ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 5e-2}  # of a tensor's norm
+
+
+def _pairs(a: Outcome, b: Outcome) -> dict[str, tuple[torch.Tensor | None, torch.Tensor | None]]:
+    pairs: dict[str, Any] = {f"output {i}": pair for i, pair in enumerate(zip(a.outputs, b.outputs, strict=True))}
+    pairs |= {f"the gradient of {name}": (value, b.gradients[name]) for name, value in a.gradients.items()}
+    return pairs | {f"buffer {name}": (value, b.buffers[name]) for name, value in a.buffers.items()}
+
+
+def _share_apart(a: torch.Tensor, b: torch.Tensor, least: float) -> float:
+    """The norm of the difference over that of the value. Gradients that are nothing but rounding count as `least`."""
+    norm = max(a.double().norm().item(), least * a.numel() ** 0.5)
+    apart = (a.double() - b.double()).norm().item()
+    return apart / norm if norm else float(apart > 0)
+
+
+def _typical(result: Outcome) -> float:
+    """A thousandth of the usual size of a gradient's element."""
+    gradients = [g.double() for g in result.gradients.values() if g is not None and g.numel()]
+    count = sum(g.numel() for g in gradients)
+    return 1e-3 * (sum(float(g.square().sum()) for g in gradients) / count) ** 0.5 if count else 0.0
 
 
 def outcome(model: nn.Module, step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
