@@ -50,6 +50,7 @@ StepBudget = Annotated[
     str, typer.Option(help="Bytes the whole step may have: 8589934592, 8GiB, 6.5GB, or 90% of the device.")
 ]
 Times = Annotated[str, typer.Option(help="'measure' the operators on this device, or 'estimate' their times.")]
+Kernels = Annotated[str, typer.Option(help="'torch', 'inductor' (fused), or 'auto': fused on a GPU with a compiler.")]
 Depth = Annotated[int | None, typer.Option(min=1, help="Names of a module's path to show; all that fit by default.")]
 Plot = Annotated[Path | None, typer.Option(help="Also save the picture as an image.")]
 
@@ -139,13 +140,14 @@ def plan_command(
     budget: StepBudget,
     out: Annotated[Path | None, typer.Option(help="Save the plan as JSON.")] = None,
     times: Times = "measure",
+    kernels: Kernels = "auto",
     depth: Depth = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan the training step of a model within a budget: what is saved, what is computed again."""
     _check_folder("--out", out)
     with _answering(as_json):
-        training, session = _fitted(factory, budget, times)
+        training, session = _fitted(factory, budget, times, kernels)
         plan = _plan_of(training, session)
     if as_json:
         _print_json({"feasible": True, **plan.to_json()})
@@ -161,6 +163,7 @@ def explain_command(
     target: Annotated[str, typer.Argument(metavar="FACTORY|PLAN.json", help=f"{FORM}, or a file that 'plan' saved.")],
     budget: Budget = None,
     times: Times = "measure",
+    kernels: Kernels = "auto",
     depth: Depth = None,
     source: Annotated[bool, typer.Option("--source", help="Print the programs that run; needs a factory.")] = False,
     plot: Plot = None,
@@ -173,7 +176,7 @@ def explain_command(
         if budget is None:
             raise InputError("budget", "missing; a factory is planned within one, such as --budget 8GiB")
         with _answering(as_json):
-            training, session = _fitted(target, budget, times)
+            training, session = _fitted(target, budget, times, kernels)
             plan = _plan_of(training, session)
         programs = [region.source for region in session.prepare(training.args, training.kwargs).regions]
     else:
@@ -205,7 +208,7 @@ def sweep_command(
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw the memory–time curve: the extra time of the best plan at each budget."""
+    """Draw the memory–time curve of PyTorch's kernels: the extra time of the best plan at each budget."""
     _check_plot(plot)
     with _answering(as_json):
         training = load_training(factory)
@@ -226,11 +229,15 @@ def sweep_command(
 
 @app.command("verify")
 def verify_command(
-    factory: FactoryName, budget: StepBudget, times: Times = "measure", as_json: AsJson = False
+    factory: FactoryName,
+    budget: StepBudget,
+    times: Times = "measure",
+    kernels: Kernels = "auto",
+    as_json: AsJson = False,
 ) -> None:
     """Run one step within a budget: its results against plain execution bit by bit, its memory against the budget."""
     with _answering(as_json):
-        training, session = _fitted(factory, budget, times)
+        training, session = _fitted(factory, budget, times, kernels)
         _plan_of(training, session)
         check = check_step(session, training)
     if as_json:
@@ -352,9 +359,9 @@ def _answering(as_json: bool) -> Iterator[None]:
                 print(line, file=sys.stderr)
 
 
-def _fitted(factory: str, budget: str, times: str) -> tuple[Training, Any]:
+def _fitted(factory: str, budget: str, times: str, kernels: str) -> tuple[Training, Any]:
     training = load_training(factory)
-    return training, training.fit(budget, times)
+    return training, training.fit(budget, times, kernels)
 
 
 def _plan_of(training: Training, session: Any) -> Plan:

@@ -49,13 +49,21 @@ class Training:
     def kwargs(self) -> Mapping[str, Any]:
         return self.batch if isinstance(self.batch, Mapping) else {}
 
-    def fit(self, budget: int | str, times: str = "measure") -> Session:
+    def fit(self, budget: int | str, times: str = "measure", kernels: str = "torch") -> Session:
         """The model under a budget, its batch planned already."""
         from elbowroom.api import fit
 
         example = (self.batch,) if isinstance(self.batch, Mapping) else self.batch
         with self._blaming():
-            fitted = fit(self.model, *example, budget=budget, loss=self.loss, optimizer=self.optimizer, times=times)
+            fitted = fit(
+                self.model,
+                *example,
+                budget=budget,
+                loss=self.loss,
+                optimizer=self.optimizer,
+                times=times,
+                kernels=kernels,
+            )
         return fitted.elbowroom  # type: ignore[no-any-return]
 
     @contextmanager

@@ -157,7 +157,7 @@ def warm_up(model, batch, precision) -> None:
 def fitted_with_room(model, batch, precision):
     """Fitted with everything saved; what is resident, what the activations would like, and the least budget."""
     with precision():
-        fitted = elbowroom.fit(model, *batch, budget="1TiB", strict=True)
+        fitted = elbowroom.fit(model, *batch, budget="1TiB", strict=True, kernels="torch")
     (entry,) = fitted.elbowroom.entries.values()
     with pytest.raises(BudgetTooSmall) as too_small:
         fitted.elbowroom.set_budget(1024)

@@ -78,7 +78,7 @@ def _try_alone(region: Region, budget: int, estimate: bool) -> None:
     with random_state_kept(), progress_bar("planning and compiling") as report:
         tried = trials.best(room_within(budget, resident, captured.device), Settings.compilations, report)
     if tried is None:
-        raise too_small(budget, resident, [planner], captured.device, trials.surplus)
+        raise too_small(budget, resident, [planner], captured.device, trials.least_bytes)
     region.install(tried.planned[0].program)
     peak = sum(resident.values()) + tried.peak_bytes
     _LOG.info("planned a graph: %s of %s", format_bytes(peak), format_bytes(budget))

@@ -14,11 +14,11 @@ from elbowroom.units import format_bytes
 
 
 def too_small(
-    budget: int, resident: Mapping[str, int], planners: list[Planner], device: torch.device, surplus: int = 0
+    budget: int, resident: Mapping[str, int], planners: list[Planner], device: torch.device, measured: int = 0
 ) -> BudgetTooSmall:
-    """The error for a budget that no plan of these graphs fits. `surplus` was measured above what was predicted."""
+    """The error for a budget that no plan of these graphs fits. `measured` is the lowest peak seen, if one was."""
     least = [planner.least for planner in planners]
-    needed = max(budget_for(peak_together(least) + surplus, resident, device), budget + 1 if surplus else 0)
+    needed = budget_for(max(measured, peak_together(least)), resident, device)
     largest = [(name, size) for name, size in resident.items() if size]
     for planner, plan in zip(planners, least, strict=True):
         largest.extend(_largest_at_peak(planner.joint, plan))

@@ -73,23 +73,25 @@ class Trials:
         self._trials: dict[tuple[Region, int], Trial] = {}
 
     def best(self, room: int, most: int, report: Callable[[float], None]) -> Tried | None:
-        """The fastest measured within `room`, compiling at most so many; None if none of them fits."""
+        """The fastest measured within `room`, compiling at most so many; None if not even the lowest fits."""
         for attempt in range(most):
             found = self._fitting(room)
             if found is not None and (found.is_everything or self._well_used(room)):
                 break
             planned = plan_together(list(self.planners), room - self._surplus(room))
-            if planned is None or any(tried.planned == tuple(planned) for tried in self.known):
+            known = planned is not None and any(tried.planned == tuple(planned) for tried in self.known)
+            if found is None and (planned is None or known or attempt == most - 1 > 0):
+                planned, known = [planner.least for planner in self.planners], False
+            if planned is None or known:
                 break
             report(attempt / most)
             self.known.append(self._try(planned))
         return self._fitting(room)
 
     @property
-    def surplus(self) -> int:
-        """What the lowest program took above its prediction."""
-        lowest = min(self.known, key=lambda tried: tried.peak_bytes, default=None)
-        return 0 if lowest is None else max(0, lowest.surplus)
+    def least_bytes(self) -> int:
+        """The lowest peak measured."""
+        return min((tried.peak_bytes for tried in self.known), default=0)
 
     def _fitting(self, room: int) -> Tried | None:
         fitting = [tried for tried in self.known if tried.peak_bytes <= room]

@@ -207,7 +207,9 @@ def _step(subject: Subject, call: Call, batch: tuple[Tensor, ...], optimizer: to
 def _session(subject: Subject) -> Session:
     """The model fitted to more than it needs; budgets follow, and nothing is captured again for them."""
     with subject.precision():
-        fitted = fit(subject.model, *subject.batches[0], budget=MAX_BYTES, optimizer=subject.optimizer())
+        # PyTorch's own kernels, so that every bit can be compared.
+        optimizer, example = subject.optimizer(), subject.batches[0]
+        fitted = fit(subject.model, *example, budget=MAX_BYTES, optimizer=optimizer, kernels="torch")
     return fitted.elbowroom  # type: ignore[no-any-return]
 
 
