@@ -6,8 +6,8 @@
 For each model, in this process: first the peers (`torch.compile` of model and loss; the same with PyTorch's own
 `activation_memory_budget`; the same with the first blocks under `checkpoint`), then elbowroom within the memory of
 each of them, and within less than any reaches. A step is forward, loss and backward under bf16 autocast, gradients
-set to None before. Its peak is the most allocated at once above parameters, their gradients and the batch. Seconds are those
-of the first step for peers, and of `fit` or `set_budget` for ours, both with Inductor's caches empty at the start.
+set to None before. Its peak is the most allocated at once above parameters, their gradients and the batch. Seconds
+are those of the first step for peers, and of `fit` or `set_budget` for ours, both starting with empty caches.
 """
 
 from __future__ import annotations
@@ -243,8 +243,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
             yield f"Mean speed over {name} at its peak: {statistics.mean(ratios):.3f} ({len(ratios)} points)"
     risen = [(a, b) for a, b in rising(ours) if b.ms > (1 + NOISE) * a.ms]
     yield f"Slower although the budget is larger: {len(risen)} pairs" + "".join(
-        f"\n  {b.model}: {b.ms:.1f} ms within {mib(b.room_bytes):,.0f} MiB, {a.ms:.1f} within {mib(a.room_bytes):,.0f}"
-        for a, b in risen
+        f"\n  {b.model}: {b.ms:.1f} ms as {b.how}, {a.ms:.1f} as {a.how}" for a, b in risen
     )
     yield from compile_seconds(rows)
     yield from (f"Failed: {row.model}, {row.how}: {row.error}" for row in rows if row.error)

@@ -10,8 +10,8 @@ called: for gradients that exist already (add), for those that do not (write), a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -34,9 +34,12 @@ Mode = Literal["add", "write", "return"]
 # Inductor may look for another order with a lower peak: ours is planned. And it holds dead buffers until a value of
 # the same size comes along: on a plan with a low peak that cost 30 %, and the allocator reuses memory just as well.
 # The partitioner that led here is no part of what is compiled (nor of the key under which Inductor caches it).
+# Checks of every input's shape at every call are left out: they are the same shapes each time.
 SETTINGS: dict[str, Any] = {
     "reorder_for_peak_memory": False,
     "allow_buffer_reuse": False,
+    "size_asserts": False,
+    "alignment_asserts": False,
     "custom_partitioner_fn": None,
 }
 
@@ -65,13 +68,16 @@ class Fused:
         self.parameters = tuple(dict.fromkeys(i for each in program.backward for i in each.accumulates))
         # Parameters go to the backward for their `.grad`, whether or not it reads their values.
         self.handed = tuple(dict.fromkeys((*program.saved, *self.parameters)))
+        self._parameter_places = [self.handed.index(i) for i in self.parameters]
         # Inputs among these are handed on as they came: a compiled graph might return a copy in another layout.
-        self._places = {i: n for n, i in enumerate(captured.joint.inputs) if i not in captured.joint.overwritten}
-        computed = [i for i in self.handed if i not in self._places]
+        places = {i: n for n, i in enumerate(captured.joint.inputs) if i not in captured.joint.overwritten}
+        computed = [i for i in self.handed if i not in places]
+        self._given = [places[i] for i in self.handed if i in places]
+        self._order = _merging([i in places for i in self.handed])
         graph = _forward_graph(captured, program, computed)
         inputs = [captured.nodes[i].meta["val"] for i in captured.joint.inputs]
         visible = range(len(captured.forward_outputs))
-        self._forward, strides = _compile(captured.module, graph, inputs, visible, is_backward=False)
+        self._forward, strides = self._compile(graph, inputs, visible, is_backward=False)
         self._strides = dict(zip(computed, strides[len(captured.forward_outputs) :], strict=True))
         self._backwards: dict[Mode, Callable[[list[Any]], list[Any]]] = {}
         self._forward_source = str(graph.python_code("self").src)
@@ -82,57 +88,71 @@ class Fused:
         return f"{self._forward_source}\n\n{backward.python_code('self').src}"
 
     def forward(self, arguments: list[Any]) -> list[Any]:
-        given = {i: arguments[self._places[i]] for i in self.handed if i in self._places}
+        given = [arguments[place] for place in self._given]
         outputs = list(self._forward(arguments))
         count = len(self.captured.forward_outputs)
-        computed = iter(outputs[count:])
-        return [*outputs[:count], *(given[i] if i in given else next(computed) for i in self.handed)]
+        given += outputs[count:]
+        return outputs[:count] + [given[place] for place in self._order]
 
     def backward(self, arguments: list[Any]) -> list[Any]:
         """Adds to the parameters' gradients, or leaves that to autograd where it wants to do it."""
-        handed, arriving = arguments[: len(self.handed)], arguments[len(self.handed) :]
-        arguments.clear()
-        parameters = {i: handed[self.handed.index(i)] for i in self.parameters}
-        mode = _mode(parameters.values())
-        if mode == "return":
-            return self._run(mode, handed, arriving, {})
-        buffers = {i: _gradient(parameter, mode) for i, parameter in parameters.items()}
-        outputs = self._run(mode, handed, arriving, buffers)
-        for i, parameter in parameters.items():
-            parameter.grad = buffers[i]
+        parameters = [arguments[place] for place in self._parameter_places]
+        mode = _mode(parameters)
+        buffers = [] if mode == "return" else [_gradient(parameter, mode) for parameter in parameters]
+        outputs = self._run(mode, arguments, buffers)
+        for parameter, buffer in zip(parameters, buffers, strict=False):
+            parameter.grad = buffer
         return outputs
 
-    def gradient_buffers(self, inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+    def gradient_buffers(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Memory for the gradients of a trial."""
-        return {i: torch.empty_like(inputs[self.captured.joint.inputs.index(i)]) for i in self.parameters}
+        places = {i: place for place, i in enumerate(self.captured.joint.inputs)}
+        return [torch.empty_like(inputs[places[i]]) for i in self.parameters]
 
-    def run_backward(self, handed: list[Any], arriving: list[Any], buffers: Mapping[int, torch.Tensor]) -> None:
+    def run_backward(self, arguments: list[Any], buffers: list[torch.Tensor]) -> None:
         """A backward that writes its gradients into given buffers, whatever the parameters have."""
-        self._run("write", handed, arriving, buffers)
+        self._run("write", arguments, buffers)
 
-    def _run(
-        self, mode: Mode, handed: list[Any], arriving: list[Any], buffers: Mapping[int, torch.Tensor]
-    ) -> list[Any]:
+    def _run(self, mode: Mode, arguments: list[Any], buffers: list[torch.Tensor]) -> list[Any]:
         if mode not in self._backwards:
             self._backwards[mode] = self._compile_backward(mode)
-        values = dict(zip(self.handed, handed, strict=True))
-        inputs = [*(values[i] for i in self.program.saved), *buffers.values(), *arriving]
-        for held in (values, handed, arriving):  # from here on the compiled program alone holds what was saved
-            held.clear()
+        inputs = arguments[: len(self.program.saved)] + buffers + arguments[len(self.handed) :]
+        arguments.clear()  # from here on the compiled program alone holds what was saved
         return list(self._backwards[mode](inputs))
 
     def _compile_backward(self, mode: Mode) -> Callable[[list[Any]], list[Any]]:
         graph, inputs = _backward_graph(self.captured, self.program, self.parameters, mode)
         for place, i in enumerate(self.program.saved):
             inputs[place] = _laid_out(inputs[place], self._strides.get(i))
-        compiled, _ = _compile(self.captured.module, graph, inputs, (), is_backward=True)
+        compiled, _ = self._compile(graph, inputs, (), is_backward=True)
         return compiled
 
+    def _compile(
+        self, graph: fx.Graph, inputs: Sequence[Any], visible: Sequence[int], *, is_backward: bool
+    ) -> tuple[Callable[[list[Any]], Any], list[Any]]:
+        """A compiled graph, and the strides of its outputs. Outputs in `visible` keep those they were traced with."""
+        module = fx.GraphModule(self.captured.module, graph)
+        returned = graph.output_node().args[0]
+        nodes = [i for i in visible if isinstance(returned[i], fx.Node)]  # type: ignore[index]
+        graph.output_node().meta["user_visible_output_idxs"] = nodes
+        choices = V.set_choices_handler(_Nearby()) if self.program.replays else nullcontext()
+        with _settings(inputs), choices, TracingContext.report_output_strides() as strides:
+            compiled = compile_fx_inner(
+                module, list(inputs), static_input_idxs=tuple(range(len(inputs))), is_backward=is_backward
+            )
+        return compiled, list(strides or [None] * len(returned))  # type: ignore[arg-type]
 
-def _mode(parameters: Collection[torch.Tensor]) -> Mode:
+
+def _merging(first: Sequence[bool]) -> list[int]:
+    """For values in two lists laid end to end: where each is, given which of them are in the first list."""
+    firsts = sum(first)
+    return [sum(first[:n]) if is_first else firsts + n - sum(first[:n]) for n, is_first in enumerate(first)]
+
+
+def _mode(parameters: Sequence[torch.Tensor]) -> Mode:
     if not engine_accumulates() or any(map(is_autograds, parameters)):
         return "return"
-    return "write" if all(parameter.grad is None for parameter in parameters) else "add"
+    return "add" if any(parameter.grad is not None for parameter in parameters) else "write"
 
 
 def _gradient(parameter: torch.Tensor, mode: Mode) -> torch.Tensor:
@@ -264,21 +284,6 @@ class _Graph:
 # --- compiling -----------------------------------------------------------------------------------------------
 
 
-def _compile(
-    root: fx.GraphModule, graph: fx.Graph, inputs: Sequence[Any], visible: Sequence[int], *, is_backward: bool
-) -> tuple[Callable[[list[Any]], Any], list[Any]]:
-    """A compiled graph, and the strides of its outputs. Outputs in `visible` keep those they were traced with."""
-    module = fx.GraphModule(root, graph)
-    returned = graph.output_node().args[0]
-    nodes = [i for i in visible if isinstance(returned[i], fx.Node)]  # type: ignore[index]
-    graph.output_node().meta["user_visible_output_idxs"] = nodes
-    with _settings(inputs), TracingContext.report_output_strides() as strides:
-        compiled = compile_fx_inner(
-            module, list(inputs), static_input_idxs=tuple(range(len(inputs))), is_backward=is_backward
-        )
-    return compiled, list(strides or [None] * len(returned))  # type: ignore[arg-type]
-
-
 @contextmanager
 def _settings(inputs: Sequence[Any]) -> Iterator[None]:
     fake_mode = detect_fake_mode(list(inputs))
@@ -287,7 +292,6 @@ def _settings(inputs: Sequence[Any]) -> Iterator[None]:
         torch.no_grad(),
         torch._C._DisableAutocast(),
         inductor_config.patch(SETTINGS),
-        V.set_choices_handler(_Nearby()),
         functorch_config.patch(donated_buffer=False),
     ):
         yield

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time as clock
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,14 +142,14 @@ def try_program(region: Region, number: int, between_bytes: int) -> Trial:
     return Trial(max(peak, between_bytes), statistics.median(times))
 
 
-def run_once(fused: Fused, inputs: Sequence[Any], buffers: Mapping[int, torch.Tensor]) -> None:
+def run_once(fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor]) -> None:
     """Forward and backward, gradients into buffers of our own. What autograd would hold, is held."""
     outputs = fused.forward(list(inputs))
     count = len(fused.captured.forward_outputs)
-    results, saved = outputs[:count], outputs[count:]
+    results, arguments = outputs[:count], outputs[count:]
     del outputs
-    arriving = [torch.ones_like(_real(fused, i)) for i in fused.captured.joint.arriving]
-    fused.run_backward(saved, arriving, buffers)
+    arguments += [torch.ones_like(_real(fused, i)) for i in fused.captured.joint.arriving]
+    fused.run_backward(arguments, buffers)
     del results
 
 
@@ -170,7 +170,7 @@ def _inputs(region: Region) -> list[Any]:
     return inputs
 
 
-def _cuda_time(fused: Fused, inputs: Sequence[Any], buffers: Mapping[int, torch.Tensor], device: Any) -> float:
+def _cuda_time(fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor], device: Any) -> float:
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     run_once(fused, inputs, buffers)
@@ -179,7 +179,7 @@ def _cuda_time(fused: Fused, inputs: Sequence[Any], buffers: Mapping[int, torch.
     return float(start.elapsed_time(stop)) / 1e3
 
 
-def _cpu_time(fused: Fused, inputs: Sequence[Any], buffers: Mapping[int, torch.Tensor]) -> float:
+def _cpu_time(fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor]) -> float:
     started = clock.perf_counter()
     run_once(fused, inputs, buffers)
     return clock.perf_counter() - started
