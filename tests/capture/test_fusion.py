@@ -1,0 +1,247 @@
+"""A joint graph as a fusing compiler runs it: stored values only, and the cone of operators that computes each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from elbowroom.capture.backend import make_backend  # noqa: E402
+from elbowroom.capture.fusion import is_fusible, is_reduction  # noqa: E402
+from elbowroom.execute.region import Looks  # noqa: E402
+from elbowroom.planning import Planner  # noqa: E402
+
+HEAVY = ("mm.", "convolution", "attention")
+
+
+class Perceptron(nn.Module):
+    """Pointwise chains between matrix products."""
+
+    def __init__(self, layers: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(layers))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(torch.sin(layer(x)) * 2 + 1)
+        return x
+
+
+class Drops(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + F.dropout(torch.tanh(layer(x)), 0.3)
+        return x.square().mean()
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(3))
+
+    def forward(self, x):
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = F.relu(norm(convolution(x))) + x
+        return x.mean((2, 3))
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mix, self.out = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x):
+        q, k, v = self.mix(self.norm(x)).view(2, 5, 3, 8).permute(2, 0, 1, 3).unsqueeze(2)
+        return x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).squeeze(0))
+
+
+MODELS: dict[str, Any] = {
+    "perceptron": lambda: (Perceptron(), torch.randn(6, 8)),
+    "dropout": lambda: (Drops(), torch.randn(64, 16)),
+    "images": lambda: (Images(), torch.randn(2, 4, 6, 6)),
+    "attention": lambda: (Attends(), torch.randn(2, 5, 8)),
+}
+
+
+def look(model, *example):
+    """The contracted graph of a model. Nothing is compiled for it."""
+    torch._dynamo.reset()
+    regions: list[Any] = []
+    looks = Looks()
+    looks.calls = []
+    backend = make_backend(regions.append, pytest.fail, looks, fused=True)
+    torch.compile(lambda *args: model(*args), backend=backend, dynamic=False)(*example)
+    (region,) = regions
+    return region.captured
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def captured(request):
+    torch.manual_seed(0)
+    return look(*MODELS[request.param]())
+
+
+def inputs_of(captured):
+    """A value for every input and arriving gradient, by node."""
+    torch.manual_seed(1)
+    nodes = [captured.nodes[i] for i in (*captured.joint.inputs, *captured.joint.arriving)]
+    return {node: made(node.meta["val"]) for node in nodes}
+
+
+def made(value):
+    return torch.rand(value.shape) if value.is_floating_point() else torch.ones(value.shape, dtype=value.dtype)
+
+
+def played(values, nodes, env=None):
+    """Run nodes in order, reading what earlier ones left; returns all values."""
+    env = {**values, **(env or {})}
+    for node in nodes:
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
+        env[node] = node.target(*args, **kwargs)
+    return env
+
+
+def test_what_an_operator_reads_is_stored_or_an_input(captured):
+    joint = captured.joint
+    assert [op.index for op in joint.ops] == list(range(len(joint.ops)))
+    stored = {captured.nodes[i] for i in (*joint.inputs, *joint.arriving, *joint.forward, *joint.backward)}
+    for op, cone in zip(joint.ops, captured.cones, strict=True):
+        assert all(read < op.index for read in op.reads)
+        outside = {read for node in cone for read in node.all_input_nodes} - set(cone)
+        constants = {node for node in outside if node.op == "get_attr"}
+        assert outside - constants == {captured.nodes[read] for read in op.reads}
+        assert outside - constants <= stored
+        assert not set(cone[:-1]) & stored  # what a cone computes on its way is not stored
+
+
+def test_only_inputs_have_no_cone_and_a_cone_ends_with_its_operator(captured):
+    for op, node, cone in zip(captured.joint.ops, captured.nodes, captured.cones, strict=True):
+        if op.kind in ("input", "gradient"):
+            assert cone == ()
+        else:
+            assert cone[-1] is node
+
+
+def test_cones_in_order_compute_what_the_graph_computes(captured):
+    whole = captured.unfused
+    order = [whole.nodes[i] for i in (*whole.joint.forward, *whole.joint.backward)]
+    # Seeds are drawn, not computed: both get the same. Updates overwrite inputs: each gets inputs of its own.
+    torch.manual_seed(2)
+    expected = played(inputs_of(whole), order)
+    drawn = {node: expected[node] for i in captured.joint.kept if (node := captured.nodes[i])}
+    found = inputs_of(captured)
+    for i in (*captured.joint.forward, *captured.joint.backward):
+        if captured.nodes[i] in drawn:
+            found[captured.nodes[i]] = drawn[captured.nodes[i]]
+        else:  # a cone sees stored values alone
+            stored = found
+            found = {**stored, captured.nodes[i]: played(stored, captured.cones[i])[captured.nodes[i]]}
+    pairs = zip(
+        (*whole.forward_outputs, *whole.backward_outputs),
+        (*captured.forward_outputs, *captured.backward_outputs),
+        strict=True,
+    )
+    returned = [(whole.nodes[a], captured.nodes[b]) for a, b in pairs if a is not None]
+    assert len(returned) > 2
+    for theirs, ours in returned:
+        assert theirs is ours
+        assert torch.equal(found[ours], expected[theirs])
+    for i in captured.joint.overwritten:
+        assert torch.equal(found[captured.nodes[i]], expected[captured.nodes[i]])
+
+
+def test_heavy_operators_and_what_they_read_are_stored(captured):
+    whole = captured.unfused
+    shown = {storage for op in captured.joint.ops for storage in captured.joint.storages(op.index)}
+    heavy = [op for op in whole.joint.ops if any(word in op.target for word in HEAVY)]
+    assert heavy
+    for op in heavy:
+        assert whole.nodes[op.index] in captured.nodes
+        for i in (op.index, *op.reads):
+            assert whole.nodes[i].op == "get_attr" or set(whole.joint.storages(i)) <= shown
+
+
+def test_only_some_pointwise_values_are_stored(captured):
+    """Those that a heavy operator reads, that leave the graph, or that are dear to compute again."""
+    before = sum(is_fusible(node) for node in captured.unfused.nodes)
+    after = sum(is_fusible(node) and not is_reduction(node) for node in captured.nodes)
+    assert after < before / 2
+
+
+def test_a_pointwise_chain_between_products_is_one_operator():
+    captured = look(Perceptron(), torch.randn(6, 8))
+    forward = [captured.joint.ops[i].target for i in captured.joint.forward]
+    assert forward == ["aten.addmm.default", "aten.tanh.default"] * 3
+    chain = captured.cones[captured.joint.forward[1]]
+    assert [node.target._opname for node in chain] == ["sin", "mul", "add", "tanh"]
+
+
+def test_random_seeds_are_kept_and_never_drawn_again():
+    torch.manual_seed(0)
+    captured = look(Drops(), torch.randn(64, 16))
+    joint = captured.joint
+    drawing = {op.index for op in captured.unfused.joint.ops if op.random}
+    assert drawing
+    assert {captured.unfused.nodes[i] for i in drawing} <= {captured.nodes[i] for i in joint.kept}
+    assert not any(op.random for op in joint.ops)
+    planner = Planner(joint)
+    least, most = planner.least.prediction.peak_bytes, planner.everything.prediction.peak_bytes
+    assert least < most
+    for share in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
+        program = planner.best(least + int(share * (most - least))).program
+        assert not joint.kept & program.replays.keys()
+        assert program.replays or share == 1.0
+        assert program.reseeded == ()
+
+
+def test_gradients_that_are_written_at_once_take_no_memory(captured):
+    joint = captured.joint
+    read = {read for op in joint.ops for read in op.reads}
+    gradients = dict(joint.gradients)
+    assert joint.parameters
+    written = [gradients[i] for i in joint.parameters if is_fusible(captured.nodes[gradients[i]])]
+    for gradient in written:
+        assert joint.ops[gradient].bytes == 0 or gradient in read or joint.ops[gradient].is_view
+    for i in gradients.keys() - joint.parameters:
+        assert joint.ops[gradients[i]].bytes > 0
+
+
+def test_the_gradient_of_a_bias_takes_no_memory_and_that_of_the_batch_does():
+    captured = look(Perceptron(), torch.randn(6, 8, requires_grad=True))
+    joint = captured.joint
+    (batch,) = (gradient for i, gradient in joint.gradients if i not in joint.parameters)
+    assert joint.ops[batch].bytes == 6 * 8 * 4
+    sums = [g for i, g in joint.gradients if i in joint.parameters and len(captured.nodes[i].meta["val"].shape) == 1]
+    assert len(sums) == 3
+    assert all(joint.bytes_of(set(joint.storages(g))) == 0 for g in sums)
+
+
+def test_equal_blocks_have_equal_keys():
+    joint = look(Perceptron(layers=5), torch.randn(6, 8)).joint
+    blocks = [tuple(joint.ops[j].key for j in joint.forward[i : i + 2]) for i in range(0, 10, 2)]
+    assert len(set(blocks)) == 1
+    assert "fused with" in blocks[0][1]
+
+
+def test_blocks_that_differ_inside_have_different_keys():
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x):
+            return self.c(torch.tanh(self.b(torch.tanh(self.a(x).sin())).cos()))
+
+    joint = look(Two(), torch.randn(6, 8)).joint
+    first, second = (joint.ops[i].key for i in joint.forward if joint.ops[i].target == "aten.tanh.default")
+    assert first != second
