@@ -21,6 +21,7 @@ from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor import config as inductor_config
 from torch._inductor.choices import InductorChoices
 from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 
 from elbowroom.capture.joint_graph import Captured
@@ -46,6 +47,11 @@ SETTINGS: dict[str, Any] = {
 _FAR = 16  # kernels apart
 
 
+def inductors_layout(captured: Captured) -> bool:
+    """Whether Inductor would lay the forward's images out channels last."""
+    return bool(GraphLowering.decide_layout_opt(captured.module, is_inference=False))
+
+
 class _Nearby(InductorChoices):
     """Fuses only what the plan runs close together.
 
@@ -60,11 +66,16 @@ class _Nearby(InductorChoices):
 
 
 class Fused:
-    """A program compiled: the forward at once, each of its backwards when it is first called."""
+    """A program compiled: the forward at once, each of its backwards when it is first called.
 
-    def __init__(self, captured: Captured, program: Program) -> None:
+    `channels_last` is the layout of its images. Inductor decides on that for each graph by itself; a backward that
+    recomputes a few convolutions would not take the forward's layout, and convert between the two all the time.
+    """
+
+    def __init__(self, captured: Captured, program: Program, channels_last: bool) -> None:
         self.captured = captured
         self.program = program
+        self.channels_last = channels_last
         self.parameters = tuple(dict.fromkeys(i for each in program.backward for i in each.accumulates))
         # Parameters go to the backward for their `.grad`, whether or not it reads their values.
         self.handed = tuple(dict.fromkeys((*program.saved, *self.parameters)))
@@ -136,9 +147,14 @@ class Fused:
         nodes = [i for i in visible if isinstance(returned[i], fx.Node)]  # type: ignore[index]
         graph.output_node().meta["user_visible_output_idxs"] = nodes
         choices = V.set_choices_handler(_Nearby()) if self.program.replays else nullcontext()
+        convolves = graph.find_nodes(op="call_function", target=aten.convolution.default)
         with _settings(inputs), choices, TracingContext.report_output_strides() as strides:
             compiled = compile_fx_inner(
-                module, list(inputs), static_input_idxs=tuple(range(len(inputs))), is_backward=is_backward
+                module,
+                list(inputs),
+                static_input_idxs=tuple(range(len(inputs))),
+                is_backward=is_backward,
+                layout_opt=self.channels_last if convolves else None,
             )
         return compiled, list(strides or [None] * len(returned))  # type: ignore[arg-type]
 

@@ -34,6 +34,7 @@ class Region:
         self.looks = looks
         self.programs: list[tuple[Program, Emitted]] = []
         self.current = -1
+        self.channels_last: bool | None = None  # for programs to be compiled; None: as Inductor would decide
         self.runs = 0
         self.waiting: set[int] = set()  # forwards that hold what they saved for a backward still to come
         self.watch: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered around every program run
@@ -47,15 +48,17 @@ class Region:
 
     def add(self, program: Program) -> int:
         """Make a program ready to run, if it is not yet; its number."""
-        for number, (known, _) in enumerate(self.programs):
-            if known == program:
+        for number, (known, ready) in enumerate(self.programs):
+            if known == program and (ready.fused is None or ready.fused.channels_last == self.channels_last):
                 return number
         if self.captured.cones is None:
             emitted = emit(self.captured, program)
         else:
-            from elbowroom.execute.fused import Fused  # the compiler takes seconds to import
+            from elbowroom.execute.fused import Fused, inductors_layout  # the compiler takes seconds to import
 
-            fused = Fused(self.captured, program)
+            if self.channels_last is None:
+                self.channels_last = inductors_layout(self.captured)
+            fused = Fused(self.captured, program, self.channels_last)
             emitted = Emitted(fused.forward, fused.backward, "", fused)
         self.programs.append((program, emitted))
         return len(self.programs) - 1

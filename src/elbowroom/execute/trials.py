@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from elbowroom.execute.fused import Fused
+from elbowroom.execute.fused import Fused, inductors_layout
 from elbowroom.execute.region import Region
 from elbowroom.measuring.memory import measure
 from elbowroom.measuring.ops import made_up
@@ -109,11 +109,28 @@ class Trials:
     def _try(self, planned: list[Planned]) -> Tried:
         trials = []
         for region, plan in zip(self.regions, planned, strict=True):
-            number = region.add(plan.program)
-            if (region, number) not in self._trials:
-                self._trials[region, number] = try_program(region, number, plan.prediction.between_bytes)
-            trials.append(self._trials[region, number])
+            if region.channels_last is None:
+                region.channels_last = self._faster_layout(region, plan)
+            trials.append(self._trial(region, plan))
         return Tried(tuple(planned), tuple(trials))
+
+    def _trial(self, region: Region, plan: Planned) -> Trial:
+        number = region.add(plan.program)
+        if (region, number) not in self._trials:
+            self._trials[region, number] = try_program(region, number, plan.prediction.between_bytes)
+        return self._trials[region, number]
+
+    def _faster_layout(self, region: Region, plan: Planned) -> bool:
+        """Channels last if Inductor says so. Where it doubts, on a GPU, by trial: its rule is older than the GPUs."""
+        wish = inductors_layout(region.captured)
+        convolves = any("convolution" in op.target for op in region.captured.joint.ops)
+        if wish or not convolves or region.captured.device.type != "cuda":
+            return wish
+        times = {}
+        for layout in (False, True):
+            region.channels_last = layout
+            times[layout] = self._trial(region, plan).time_s
+        return times[True] < times[False]
 
 
 def try_program(region: Region, number: int, between_bytes: int) -> Trial:
