@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import gc
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from elbowroom.execute.trials import Trials  # noqa: E402
 from elbowroom.report.training_demo import Transformer  # noqa: E402
 
 SHARES = (1.0, 0.6, 0.35)  # of what the step takes with everything saved, resident state aside
+FEWER = (1.0, 0.35)  # for the CNN, whose kernels take longer to compile
 MARGIN = 2048  # bytes
 
 
@@ -53,7 +55,7 @@ def transformer():
 def cnn():
     """Channels last, as Inductor wants its images: else it copies every weight, and there are more kernels."""
     images = torch.randn(16, 8, 16, 16).contiguous(memory_format=torch.channels_last)
-    return Cnn(8, layers=10).to(memory_format=torch.channels_last), (images, torch.randint(10, (16,)))
+    return Cnn(8, layers=8).to(memory_format=torch.channels_last), (images, torch.randint(10, (16,)))
 
 
 @dataclass
@@ -79,6 +81,11 @@ class Subject:
     def region(self) -> Any:
         (region,) = self.entry.regions
         return region
+
+    def use(self, share: float) -> None:
+        if share not in self.programs:
+            pytest.skip("one model is enough for this budget")
+        self.region.install(self.programs[share])
 
     def step(self, call: Any = None) -> Step:
         """One step from the same state, gradients as the caller left them."""
@@ -154,7 +161,7 @@ def subject(request):
     after = state_of(model)
     made = Subject(request.param.__name__, fitted, batch, state, before, after, {}, {}, None)
     (everything,) = made.entry.trials.known
-    for share in SHARES:
+    for share in SHARES if request.param is transformer else FEWER:
         budget = made.entry.plan.resident_bytes + int(share * everything.peak_bytes) + MARGIN
         fitted.elbowroom.set_budget(budget)
         made.budgets[share], made.programs[share] = budget, made.region.program
@@ -170,6 +177,7 @@ def test_fitting_changes_nothing(subject):
 
 @pytest.mark.parametrize("share", SHARES)
 def test_the_measured_peak_is_the_plans_and_within_the_budget(subject, share):
+    subject.use(share)
     subject.fitted.elbowroom.set_budget(subject.budgets[share])
     resident = subject.entry.plan.resident_bytes
     peak = peak_of(subject)
@@ -177,15 +185,15 @@ def test_the_measured_peak_is_the_plans_and_within_the_budget(subject, share):
     assert subject.entry.plan.peak_bytes - resident == pytest.approx(peak, rel=0.01)
 
 
-def test_smaller_budgets_recompute_more(subject):
-    counts = [sum(subject.programs[share].replays.values()) for share in SHARES]
-    assert counts[0] == 0
-    assert counts == sorted(set(counts))
+def test_only_smaller_budgets_recompute(subject):
+    everything, *others = subject.programs.values()
+    assert not everything.replays
+    assert all(program.replays for program in others)
 
 
 @pytest.mark.parametrize("share", SHARES)
 def test_a_step_gives_what_torch_compile_gives(subject, share):
-    subject.region.install(subject.programs[share])
+    subject.use(share)
     set_gradients(subject.fitted, None)
     step = subject.step()
     if subject.name == "transformer":
@@ -213,10 +221,13 @@ def test_gradients_are_as_exact_as_those_of_torch_compile(subject):
 
 
 def test_batch_norm_counts_a_step_once(subject):
+    if subject.name == "transformer":
+        pytest.skip("it has none")
     counters = [b for name, b in subject.fitted.named_buffers() if "num_batches" in name]
     for program in subject.programs.values():
         subject.region.install(program)
         subject.step()
+        assert counters
         assert all(counter == 1 for counter in counters)
 
 
@@ -225,7 +236,7 @@ def test_gradients_are_the_slope_of_the_loss(subject, share):
     """What is dropped in the backward is what the forward dropped."""
     if subject.name == "cnn":
         pytest.skip("it drops nothing, and its ReLUs have kinks")
-    subject.region.install(subject.programs[share])
+    subject.use(share)
     set_gradients(subject.fitted, None)
     found = subject.step().gradients
     direction = [torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * p.norm() for p in found]
@@ -247,7 +258,7 @@ def test_gradients_are_the_slope_of_the_loss(subject, share):
 
 @pytest.mark.parametrize("share", [1.0, 0.35])
 def test_gradients_are_added_to_those_there(subject, share):
-    subject.region.install(subject.programs[share])
+    subject.use(share)
     set_gradients(subject.fitted, None)
     written = subject.step()
     set_gradients(subject.fitted, 0)
@@ -290,10 +301,6 @@ def test_autograd_takes_gradients_where_it_wants_them(subject):
     assert torch.equal(2 * seen[0], doubled.gradients[number])
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="AOT autograd refuses where an earlier backward retained nothing: `bw_donated_idxs` is None, not []",
-)
 def test_a_second_backward_through_a_retained_graph(subject):
     subject.region.install(subject.programs[0.35])
     set_gradients(subject.fitted, 0)
@@ -308,7 +315,6 @@ def test_a_second_backward_through_a_retained_graph(subject):
         assert (a - 2 * b).norm() <= 1e-5 * a.norm() + 1e-8
 
 
-@pytest.mark.filterwarnings("ignore:.*wait for their backward")  # the one that was refused above
 def test_a_pending_backward_belongs_to_the_program_of_its_forward(subject):
     set_gradients(subject.fitted, None)
     subject.region.install(subject.programs[0.35])
@@ -322,7 +328,7 @@ def test_a_pending_backward_belongs_to_the_program_of_its_forward(subject):
 
 def test_a_larger_budget_never_gets_a_program_that_was_slower(subject):
     times = []
-    for share in sorted(SHARES):
+    for share in sorted(subject.programs):
         subject.fitted.elbowroom.set_budget(subject.budgets[share])
         (time,) = (t.time_s for t in subject.entry.trials.known if t.planned[0].program == subject.region.program)
         room = subject.budgets[share] - subject.entry.plan.resident_bytes
@@ -394,6 +400,23 @@ def test_a_budget_that_nothing_can_meet_is_refused():
     model, x = perceptron()
     with pytest.raises(BudgetTooSmall):
         elbowroom.fit(model, x, budget=1024, kernels="inductor", times="estimate")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_compile_backend(monkeypatch, fails):
+    torch._dynamo.reset()
+    model, x = perceptron()
+    model(x).square().sum().backward()
+    expected = gradients(model)
+    set_gradients(model, None)
+    if fails:
+        monkeypatch.setattr("elbowroom.execute.fused.compile_fx_inner", None)
+    options = {"budget": "1GiB", "kernels": "inductor", "times": "estimate"}
+    compiled = torch.compile(model, backend="elbowroom", options=options)
+    with pytest.warns(UserWarning, match=r"PyTorch's own kernels.*compiling it failed") if fails else nullcontext():
+        compiled(x).square().sum().backward()
+    for found, wanted in zip(gradients(model), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("field", "value"), [("kernels", "triton"), ("kernels", None), ("compilations", 0)])

@@ -61,9 +61,7 @@ def make_backend(
             partition_fn=partition,
             inference_compiler=lambda module, _: _boxed_module(module),
         )
-        # Saved tensors may be read twice (retain_graph), and what is saved is ours to say.
-        with functorch_config.patch(donated_buffer=False):
-            return compiled(graph_module, example_inputs)
+        return compiled(graph_module, example_inputs)
 
     return compile_graph
 
@@ -91,7 +89,7 @@ def _trace_with_inductor(
             return compile_fx_inner(module, inputs, **rest)
         return _boxed(regions[-1].backward if rest.get("is_backward") else regions[-1].forward)
 
-    with functorch_config.patch(donated_buffer=False, enable_autograd_cache=False):
+    with functorch_config.patch(enable_autograd_cache=False):
         return compile_fx(
             graph_module,
             example_inputs,
@@ -121,7 +119,8 @@ def _on_cuda(joint: fx.GraphModule) -> bool:
 def _stand_ins(captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Graphs that look to AOT autograd like the programs: their outputs' metadata, and which inputs get gradients.
 
-    The forward seems to save the inputs that have gradients, and the backward to return them.
+    The forward seems to save the inputs that have gradients, and the backward to return them. Inputs are nothing that
+    a backward may overwrite, so AOT autograd lets every backward run twice (`retain_graph`).
     """
     joint, nodes = captured.joint, captured.nodes
     graph, copies = fx.Graph(), {}

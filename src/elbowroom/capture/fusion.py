@@ -10,6 +10,7 @@ arithmetic.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -34,7 +35,7 @@ def contract(captured: Captured) -> Captured:
     number = {old: new for new, old in enumerate(chosen)}
     cones = [_cone(captured, i, stored) for i in chosen]
     keys = {node: op.key for node, op in zip(nodes, joint.ops, strict=True)}
-    written_away = _written_away(joint, nodes)
+    written_away = _written_away(captured)
     storage_bytes = {**joint.storage_bytes, **dict.fromkeys(written_away, 0)}
     ops: list[Op] = []
     for new, old in enumerate(chosen):
@@ -141,11 +142,13 @@ def _must_be_stored(captured: Captured) -> set[int]:
     stored = set(returned) | {_behind_views(captured, i) for i in returned}
     for i in (*joint.forward, *joint.backward):
         op, node = joint.ops[i], nodes[i]
-        if is_getitem(node) or not op.storable or op.random or is_reduction(node) or node.target is aten.cat.default:
+        if is_getitem(node) or op.random or is_reduction(node) or node.target is aten.cat.default:
             stored.add(i)
         elif node.op != "get_attr" and not op.is_view and not is_fusible(node):
             stored.add(i)
             stored.update(_behind_views(captured, read) for read in op.reads)
+        elif not op.storable:
+            stored.add(i)
     return {i for i in stored if joint.ops[i].kind in ("forward", "backward") and nodes[i].op != "get_attr"}
 
 
@@ -207,18 +210,23 @@ def _cone_key(cone: tuple[fx.Node, ...], keys: dict[fx.Node, str]) -> str:
     return f"{keys[cone[-1]]} fused with {len(cone) - 1} more, {digest}"
 
 
-def _written_away(joint: Joint, nodes: list[fx.Node]) -> set[int]:
+def _written_away(captured: Captured) -> set[int]:
     """Storages of gradients that are computed straight into the parameter's `.grad` and nowhere else."""
-    read = {read for i in (*joint.forward, *joint.backward) for read in joint.ops[i].reads}
-    counts: dict[int, int] = {}
-    for _, gradient in joint.gradients:
-        counts[gradient] = counts.get(gradient, 0) + 1
-    return {
-        storage
-        for i, gradient in joint.gradients
-        if i in joint.parameters and gradient not in read and counts[gradient] == 1 and is_fusible(nodes[gradient])
-        for storage, _ in joint.ops[gradient].makes
-    }
+    joint = captured.joint
+    readers: dict[int, list[int]] = {}
+    for op in joint.ops:
+        for read in op.reads:
+            readers.setdefault(read, []).append(op.index)
+    returned = Counter(gradient for _, gradient in joint.gradients)
+    away: set[int] = set()
+    for i, gradient in joint.gradients:
+        if i not in joint.parameters or gradient in readers or returned[gradient] > 1:
+            continue
+        source = _behind_views(captured, gradient)  # a bias's gradient is a view of a sum
+        alone = source == gradient or (readers[source] == [gradient] and source not in returned)
+        if alone and is_fusible(captured.nodes[source]):
+            away.update(storage for storage, _ in joint.ops[source].makes)
+    return away
 
 
 def _overwritable(op: Op, node: fx.Node, boundary: tuple[int, ...], ops: list[Op]) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from elbowroom.capture.joint_graph import live_bytes
 from elbowroom.errors import InputError
 from elbowroom.execute.region import Looks, Region
 from elbowroom.execute.session import measure_region, random_state_kept, surroundings
-from elbowroom.execute.settings import Settings, choose_kernels, room_within
+from elbowroom.execute.settings import Settings, choose_kernels, compiling_failed, room_within
 from elbowroom.execute.too_small import too_small
 from elbowroom.planning import Planner
 from elbowroom.report.progress import progress_bar
@@ -68,20 +68,32 @@ def _plan_alone(region: Region, budget: int, estimate: bool) -> None:
 
 
 def _try_alone(region: Region, budget: int, estimate: bool) -> None:
+    """With fused kernels; where that fails or does not fit, with PyTorch's, and it is said."""
     from elbowroom.execute.trials import Trials
 
     captured = region.captured
-    resident = _resident(region)
+    room = room_within(budget, resident := _resident(region), captured.device)
     measure_region(region, estimate)
-    planner = Planner(captured.joint, surroundings(region, loss_inside=False))
-    trials = Trials([region], [planner])
-    with random_state_kept(), progress_bar("planning and compiling") as report:
-        tried = trials.best(room_within(budget, resident, captured.device), Settings.compilations, report)
-    if tried is None:
-        raise too_small(budget, resident, [planner], captured.device, trials.least_bytes)
-    region.install(tried.planned[0].program)
-    peak = sum(resident.values()) + tried.peak_bytes
-    _LOG.info("planned a graph: %s of %s", format_bytes(peak), format_bytes(budget))
+    trials = Trials([region], [Planner(captured.joint, surroundings(region, loss_inside=False))])
+    why = "nothing compiled fits"
+    tried = None
+    try:
+        with random_state_kept(), progress_bar("planning and compiling") as report:
+            tried = trials.best(room, Settings.compilations, report)
+    except Exception as failure:
+        why = compiling_failed(failure)
+    if tried is not None:
+        region.install(tried.planned[0].program)
+        peak = sum(resident.values()) + tried.peak_bytes
+        _LOG.info("planned a graph: %s of %s", format_bytes(peak), format_bytes(budget))
+        return
+    assert captured.unfused is not None
+    region.captured = captured.unfused
+    region.programs.clear()
+    _plan_alone(region, budget, estimate)
+    warnings.warn(
+        f"elbowroom: a graph runs with PyTorch's own kernels, within its budget but slower: {why}", stacklevel=2
+    )
 
 
 def _resident(region: Region) -> dict[str, int]:

@@ -21,7 +21,15 @@ from elbowroom.capture.fingerprint import fingerprint
 from elbowroom.capture.unplanned import hooked_modules, unplanned_nodes
 from elbowroom.errors import BudgetTooSmall, ElbowroomError, InputError, Unplanned
 from elbowroom.execute.region import Looks, Region
-from elbowroom.execute.settings import Settings, call_key, room_within, say_fallback, say_unplanned, shown
+from elbowroom.execute.settings import (
+    Settings,
+    call_key,
+    compiling_failed,
+    room_within,
+    say_fallback,
+    say_unplanned,
+    shown,
+)
 from elbowroom.execute.too_small import too_small
 from elbowroom.measuring.cache import setting_of
 from elbowroom.measuring.ops import measure_ops
@@ -186,7 +194,7 @@ class Session:
         except BudgetTooSmall as refusal:
             why = f"compiled, it needs at least {format_bytes(refusal.least_budget)}"
         except Exception as failure:
-            why = f"compiling it failed: {str(failure).splitlines()[0] if str(failure) else type(failure).__name__}"
+            why = compiling_failed(failure)
         unfused = self._unfused()
         entry = unfused.prepare(args, kwargs)
         say_fallback(self.model, why, self._said)
@@ -210,19 +218,22 @@ class Session:
         self.settings = replace(
             old, budget_bytes=parse_bytes(budget, device_bytes=device_bytes(self.model)), plan=None
         )
-        if self._instead is not None:
-            self._instead.set_budget(budget)
         entries = [entry for entry in self.entries.values() if entry.plan is not None and entry.instead is None]
         for entry in entries:
             entry.planners = entry.planners or self._planners(entry.regions)  # a loaded plan has none
         try:
             found = [self._found(entry, entry.plan.resident) for entry in entries]  # type: ignore[union-attr]
-        except BudgetTooSmall:
+            if self._instead is not None:
+                self._instead.set_budget(budget)
+        except BaseException:
             self.settings = old
             raise
         for entry, plans in zip(entries, found, strict=True):
             assert entry.plan is not None
             self._install(entry, plans, entry.plan.resident, entry.plan.inputs)
+        for key, entry in self.entries.items():
+            if entry.instead is not None:
+                entry.plan = entry.instead.entries[key].plan
 
     def _found(self, entry: Entry, resident: Mapping[str, int]) -> list[Planned]:
         room = room_within(self.settings.budget_bytes, resident, entry.regions[0].captured.device)
@@ -246,7 +257,8 @@ class Session:
         with random_state_kept(), progress_bar("planning and compiling") as report:
             tried = entry.trials.best(room, self.settings.compilations, report)
         if tried is None:
-            raise too_small(self.settings.budget_bytes, resident, entry.planners, entry.regions[0].captured.device)
+            device, least = entry.regions[0].captured.device, entry.trials.least_bytes
+            raise too_small(self.settings.budget_bytes, resident, entry.planners, device, least)
         return [
             planned.measured(trial.peak_bytes) for planned, trial in zip(tried.planned, tried.trials, strict=True)
         ]

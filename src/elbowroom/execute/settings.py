@@ -85,6 +85,11 @@ def say_fallback(model: nn.Module, why: str, said: set[str]) -> None:
         )
 
 
+def compiling_failed(failure: Exception) -> str:
+    said = str(failure).splitlines()
+    return f"compiling it failed: {said[0] if said else type(failure).__name__}"
+
+
 def call_key(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What usually makes a step another one: shapes, other arguments, training mode, autocast."""
     leaves, structure = tree_flatten((args, dict(kwargs)))
