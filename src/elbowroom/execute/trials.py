@@ -79,10 +79,9 @@ class Trials:
             if found is not None and (found.is_everything or self._well_used(room)):
                 break
             planned = plan_together(list(self.planners), room - self._surplus(room))
-            known = planned is not None and any(tried.planned == tuple(planned) for tried in self.known)
-            if found is None and (planned is None or known or attempt == most - 1 > 0):
-                planned, known = [planner.least for planner in self.planners], False
-            if planned is None or known:
+            if found is None and (planned is None or self._is_known(planned) or attempt == most - 1 > 0):
+                planned = [planner.least for planner in self.planners]
+            if planned is None or self._is_known(planned):
                 break
             report(attempt / most)
             self.known.append(self._try(planned))
@@ -92,6 +91,10 @@ class Trials:
     def least_bytes(self) -> int:
         """The lowest peak measured."""
         return min((tried.peak_bytes for tried in self.known), default=0)
+
+    def _is_known(self, planned: list[Planned]) -> bool:
+        programs = [plan.program for plan in planned]
+        return any([plan.program for plan in tried.planned] == programs for tried in self.known)
 
     def _fitting(self, room: int) -> Tried | None:
         fitting = [tried for tried in self.known if tried.peak_bytes <= room]
