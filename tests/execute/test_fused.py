@@ -402,6 +402,22 @@ def test_a_budget_that_nothing_can_meet_is_refused():
         elbowroom.fit(model, x, budget=1024, kernels="inductor", times="estimate")
 
 
+def test_a_look_at_the_model_that_runs_out_of_memory_is_no_reason_to_give_up(monkeypatch):
+    def fail(arguments):
+        arguments.clear()
+        raise torch.OutOfMemoryError("no")
+
+    monkeypatch.setattr("elbowroom.execute.region.emit_outputs_only", lambda *args: fail)
+    model, x = perceptron()
+    model(x).square().sum().backward()
+    expected = gradients(model)
+    set_gradients(model, None)
+    fitted = elbowroom.fit(model, x, budget="1GiB", kernels="torch", times="estimate")
+    fitted(x).square().sum().backward()
+    for found, wanted in zip(gradients(model), expected, strict=True):
+        assert torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_compile_backend(monkeypatch, fails):
     torch._dynamo.reset()

@@ -107,7 +107,29 @@ class Region:
         if self._look is None:
             plain = self.captured.unfused or self.captured
             self._look = emit_outputs_only(plain, forward_only(plain.joint))
-        return [*self._look(arguments), torch.tensor((-1, 0))]
+        given = list(arguments)
+        try:
+            outputs = self._look(arguments)
+        except torch.OutOfMemoryError:
+            outputs = self._zeros(given)
+        return [*outputs, torch.tensor((-1, 0))]
+
+    def _zeros(self, given: list[Any]) -> list[Any]:
+        """Outputs that only look right. Unfused, a forward may take more memory than the step that is to be planned;
+        and which graphs come next rarely depends on values."""
+        torch.cuda.empty_cache()
+        outputs: list[Any] = []
+        for op, overwritten in zip(self.captured.forward_outputs, self.captured.overwrites, strict=True):
+            if overwritten is not None:
+                outputs.append(given[overwritten])
+            else:
+                outputs.append(None if op is None else _zeros_like(self.captured.nodes[op].meta["val"]))
+        return outputs
+
+
+def _zeros_like(traced: torch.Tensor) -> torch.Tensor:
+    zeros = torch.empty_strided(traced.shape, traced.stride(), dtype=traced.dtype, device=traced.device)
+    return zeros.zero_()
 
 
 def _remembered(argument: Any) -> Callable[[], torch.Tensor | None]:
