@@ -88,7 +88,8 @@ class Fused:
         graph = _forward_graph(captured, program, computed)
         inputs = [captured.nodes[i].meta["val"] for i in captured.joint.inputs]
         visible = range(len(captured.forward_outputs))
-        self._forward, strides = self._compile(graph, inputs, visible, is_backward=False)
+        aligned = [place for place, i in enumerate(captured.joint.inputs) if i in captured.joint.parameters]
+        self._forward, strides = self._compile(graph, inputs, visible, aligned, is_backward=False)
         self._strides = dict(zip(computed, strides[len(captured.forward_outputs) :], strict=True))
         self._backwards: dict[Mode, Callable[[list[Any]], list[Any]]] = {}
         self._forward_source = str(graph.python_code("self").src)
@@ -135,13 +136,24 @@ class Fused:
         graph, inputs = _backward_graph(self.captured, self.program, self.parameters, mode)
         for place, i in enumerate(self.program.saved):
             inputs[place] = _laid_out(inputs[place], self._strides.get(i))
-        compiled, _ = self._compile(graph, inputs, (), is_backward=True)
+        aligned = [place for place, i in enumerate(self.program.saved) if i in self._strides]
+        compiled, _ = self._compile(graph, inputs, (), aligned, is_backward=True)
         return compiled
 
     def _compile(
-        self, graph: fx.Graph, inputs: Sequence[Any], visible: Sequence[int], *, is_backward: bool
+        self,
+        graph: fx.Graph,
+        inputs: Sequence[Any],
+        visible: Sequence[int],
+        aligned: Sequence[int],
+        *,
+        is_backward: bool,
     ) -> tuple[Callable[[list[Any]], Any], list[Any]]:
-        """A compiled graph, and the strides of its outputs. Outputs in `visible` keep those they were traced with."""
+        """A compiled graph, and the strides of its outputs. Outputs in `visible` keep those they were traced with.
+
+        Inputs in `aligned` begin where an allocation does. Of others that is checked at every call: a batch may be a
+        slice, and kernels read sixteen bytes at once.
+        """
         module = fx.GraphModule(self.captured.module, graph)
         returned = graph.output_node().args[0]
         nodes = [i for i in visible if isinstance(returned[i], fx.Node)]  # type: ignore[index]
@@ -152,7 +164,7 @@ class Fused:
             compiled = compile_fx_inner(
                 module,
                 list(inputs),
-                static_input_idxs=tuple(range(len(inputs))),
+                static_input_idxs=aligned,
                 is_backward=is_backward,
                 layout_opt=self.channels_last if convolves else None,
             )
