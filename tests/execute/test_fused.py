@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import shutil
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ import elbowroom  # noqa: E402
 from elbowroom.errors import BudgetTooSmall, InputError  # noqa: E402
 from elbowroom.execute.trials import Trials  # noqa: E402
 from elbowroom.report.training_demo import Transformer  # noqa: E402
+
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "clang++"))), reason="Inductor needs a C++ compiler for the CPU"
+)
 
 SHARES = (1.0, 0.6, 0.35)  # of what the step takes with everything saved, resident state aside
 FEWER = (1.0, 0.35)  # for the CNN, whose kernels take longer to compile
