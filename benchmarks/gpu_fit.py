@@ -390,9 +390,7 @@ def within(bench: Bench, fitted: Ours, how: str, room: int) -> Row:
     """Plan within a budget and measure that."""
     case, budget = bench.case, fitted.resident_bytes + room
     with remarks_in(fitted.remarks):
-        started = time.perf_counter()
-        fitted.session.set_budget(budget)
-        seconds = time.perf_counter() - started
+        seconds = planning_seconds(fitted.session, budget)
         cost = bench.measure(lambda: fitted.model(*case.inputs, case.target))
     plan, best = fitted.plan, fastest(bench.peers, room)
     chain = fastest([peer for peer in bench.peers if peer.kind == "chain"], room)
@@ -413,6 +411,12 @@ def within(bench: Bench, fitted: Ours, how: str, room: int) -> Row:
         seconds=seconds,
         note=fitted.note,
     )
+
+
+def planning_seconds(session: Any, budget: int) -> float:
+    started = time.perf_counter()
+    session.set_budget(budget)
+    return time.perf_counter() - started
 
 
 def fastest(peers: Sequence[Row], room: int) -> Row | None:

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from elbowroom.capture.backend import make_backend  # noqa: E402
-from elbowroom.capture.fusion import tensor_bytes  # noqa: E402
+from elbowroom.capture.joint_graph import tensor_bytes  # noqa: E402
 from elbowroom.execute.region import Looks  # noqa: E402
 from elbowroom.measuring.fused import is_heavy, measure_fused  # noqa: E402
 

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch._functorch.partitioners import get_default_op_list
 
-from elbowroom.capture.joint_graph import Captured, is_getitem, tensors_of
+from elbowroom.capture.joint_graph import Captured, is_getitem, tensor_bytes
 from elbowroom.joint import Joint, Op
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -94,10 +94,6 @@ def is_fusible(node: fx.Node) -> bool:
 
 def is_reduction(node: fx.Node) -> bool:
     return getattr(node.target, "_overloadpacket", None) in _REDUCTIONS
-
-
-def tensor_bytes(node: fx.Node) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(node))
 
 
 _REDUCTIONS = {

@@ -90,6 +90,16 @@ def tensors_of(node: fx.Node) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
 
 
+def tensor_bytes(node: fx.Node) -> int:
+    """Bytes of a node's elements, which a kernel reads or writes."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(node))
+
+
+def made_real(traced: torch.Tensor) -> torch.Tensor:
+    """Memory for a value as it was traced, with nothing in it."""
+    return torch.empty_strided(traced.shape, traced.stride(), dtype=traced.dtype, device=traced.device)
+
+
 def live_bytes(node: fx.Node) -> int:
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_of(node)}
     return sum(storages.values())

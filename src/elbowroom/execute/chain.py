@@ -30,7 +30,17 @@ from torch.utils._pytree import tree_flatten
 
 from elbowroom.errors import ElbowroomError, InputError
 from elbowroom.execute.replay import Autocast, Found, Habits, remembering
-from elbowroom.execute.stage_step import Activation, Gradients, SavedSet, Step, forward, save_all, steps_of, versions
+from elbowroom.execute.stage_step import (
+    Activation,
+    Catch,
+    Gradients,
+    SavedSet,
+    Step,
+    forward,
+    save_all,
+    steps_of,
+    versions,
+)
 from elbowroom.problem import Chain, Saving, Stage
 from elbowroom.schedule import Backward, Discard, Forward, Operation, Schedule, simulate
 
@@ -215,26 +225,9 @@ def _attach(run: _Run, value: Any) -> Any:
     # The token makes the output require a gradient even where no input does.
     token = torch.empty(0, device=output.taking[0].device, requires_grad=True)
     token = _Rest.apply(run, len(inputs), token, *inputs, *run.shared.values())  # type: ignore[no-untyped-call]
-    return output.value(_Output.apply(run, token, *output.taking))  # type: ignore[no-untyped-call]
-
-
-class _Output(torch.autograd.Function):
-    """Takes the gradients that arrive from outside and hands them to the run.
-
-    Autograd holds on to what it passes to a node until that node returns. This one returns at once; while the next
-    one runs the schedule, only the run holds them, and lets go of them when the referee does.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, run: _Run, token: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
-        ctx.run = run
-        ctx.set_materialize_grads(False)
-        return tuple(leaf.detach() for leaf in leaves)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Gradients:
-        ctx.run.start_backward(gradients)
-        return (None, None, *(None for _ in gradients))
+    # Autograd holds on to what it passes to a node until that node returns. The catch returns at once; while the rest
+    # of the schedule runs, only the run holds the gradients, and lets go of them when the referee does.
+    return output.value(Catch.apply(run.start_backward, token, *output.taking))  # type: ignore[no-untyped-call]
 
 
 class _Rest(torch.autograd.Function):

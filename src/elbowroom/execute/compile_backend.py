@@ -19,7 +19,7 @@ from elbowroom.capture.joint_graph import live_bytes
 from elbowroom.errors import InputError
 from elbowroom.execute.region import Looks, Region
 from elbowroom.execute.session import measure_region, random_state_kept, surroundings
-from elbowroom.execute.settings import Settings, choose_kernels, compiling_failed, room_within
+from elbowroom.execute.settings import Settings, choose_kernels, compiling_failed, room_within, say_fallback
 from elbowroom.execute.too_small import too_small
 from elbowroom.planning import Planner
 from elbowroom.report.progress import progress_bar
@@ -63,8 +63,7 @@ def _plan_alone(region: Region, budget: int, estimate: bool) -> None:
     if planned is None:
         raise too_small(budget, resident, [planner], captured.device)
     region.install(planned.program)
-    peak = sum(resident.values()) + planned.prediction.peak_bytes
-    _LOG.info("planned a graph: %s of %s", format_bytes(peak), format_bytes(budget))
+    _say_planned(resident, planned.prediction.peak_bytes, budget)
 
 
 def _try_alone(region: Region, budget: int, estimate: bool) -> None:
@@ -84,16 +83,18 @@ def _try_alone(region: Region, budget: int, estimate: bool) -> None:
         why = compiling_failed(failure)
     if tried is not None:
         region.install(tried.planned[0].program)
-        peak = sum(resident.values()) + tried.peak_bytes
-        _LOG.info("planned a graph: %s of %s", format_bytes(peak), format_bytes(budget))
+        _say_planned(resident, tried.peak_bytes, budget)
         return
     assert captured.unfused is not None
     region.captured = captured.unfused
     region.programs.clear()
     _plan_alone(region, budget, estimate)
-    warnings.warn(
-        f"elbowroom: a graph runs with PyTorch's own kernels, within its budget but slower: {why}", stacklevel=2
-    )
+    say_fallback("a graph", why, set())
+
+
+def _say_planned(resident: dict[str, int], peak_bytes: int, budget: int) -> None:
+    peak = sum(resident.values()) + peak_bytes
+    _LOG.info("planned a graph: %s of %s", format_bytes(peak), format_bytes(budget))
 
 
 def _resident(region: Region) -> dict[str, int]:

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
-from torch._functorch import config as functorch_config
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor import config as inductor_config
 from torch._inductor.choices import InductorChoices
@@ -320,6 +319,5 @@ def _settings(inputs: Sequence[Any]) -> Iterator[None]:
         torch.no_grad(),
         torch._C._DisableAutocast(),
         inductor_config.patch(SETTINGS),
-        functorch_config.patch(donated_buffer=False),
     ):
         yield

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from elbowroom.capture.joint_graph import Captured
+from elbowroom.capture.joint_graph import Captured, made_real
 from elbowroom.errors import ElbowroomError
 from elbowroom.execute.emit import Emitted, emit, emit_outputs_only
 from elbowroom.program import Program, forward_only
@@ -123,13 +123,8 @@ class Region:
             if overwritten is not None:
                 outputs.append(given[overwritten])
             else:
-                outputs.append(None if op is None else _zeros_like(self.captured.nodes[op].meta["val"]))
+                outputs.append(None if op is None else made_real(self.captured.nodes[op].meta["val"]).zero_())
         return outputs
-
-
-def _zeros_like(traced: torch.Tensor) -> torch.Tensor:
-    zeros = torch.empty_strided(traced.shape, traced.stride(), dtype=traced.dtype, device=traced.device)
-    return zeros.zero_()
 
 
 def _remembered(argument: Any) -> Callable[[], torch.Tensor | None]:

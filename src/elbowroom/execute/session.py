@@ -197,7 +197,7 @@ class Session:
             why = compiling_failed(failure)
         unfused = self._unfused()
         entry = unfused.prepare(args, kwargs)
-        say_fallback(self.model, why, self._said)
+        say_fallback(type(self.model).__name__, why, self._said)
         return Entry(plan=entry.plan, unplanned=entry.unplanned, instead=unfused)
 
     def _unfused(self) -> Session:

@@ -75,13 +75,12 @@ def say_unplanned(model: nn.Module, settings: Settings, why: str, said: set[str]
         warnings.warn(message, stacklevel=5)
 
 
-def say_fallback(model: nn.Module, why: str, said: set[str]) -> None:
+def say_fallback(what: str, why: str, said: set[str]) -> None:
     """Fused kernels could not serve: say so once for each reason. The budget is kept all the same."""
     if why not in said:
         said.add(why)
         warnings.warn(
-            f"elbowroom: {type(model).__name__} runs with PyTorch's own kernels, within its budget but slower: {why}",
-            stacklevel=6,
+            f"elbowroom: {what} runs with PyTorch's own kernels, within its budget but slower: {why}", stacklevel=6
         )
 
 

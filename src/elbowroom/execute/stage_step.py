@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -100,7 +100,8 @@ def save_all(step: Step, source: Activation) -> SavedSet:
     caught: list[Tensor | None] = []
     with torch.enable_grad():
         token = torch.empty(0, requires_grad=True)
-        tensors = _Catch.apply(caught, token, *wanted) if wanted else ()  # type: ignore[no-untyped-call]
+        # A leaf's `.grad` would do, but autograd copies a gradient into it that anything else refers to.
+        tensors = Catch.apply(caught.extend, token, *wanted) if wanted else ()  # type: ignore[no-untyped-call]
         aliases = dict(zip(shared, tensors[len(source.taking) :], strict=True))
         with swapped([(table, name, aliases[id(p)]) for table, name, p in step.shared]):
             leaves, spec = _call(step.stage, source, source.with_taking(tensors))
@@ -156,21 +157,20 @@ class SavedSet:
         return tuple(self.caught[:inputs]), {key: gradient for key, gradient in found if gradient is not None}
 
 
-class _Catch(torch.autograd.Function):
-    """Where a stage's graph ends: leaves the gradients of the stage's inputs in a list.
-
-    A leaf's `.grad` would do, but autograd copies a gradient into it that anything else refers to.
-    """
+class Catch(torch.autograd.Function):
+    """Where a graph ends or begins: hands the gradients that reach its tensors to `receive`, and returns at once."""
 
     @staticmethod
-    def forward(ctx: Any, caught: list[Tensor | None], token: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.caught = caught
+    def forward(
+        ctx: Any, receive: Callable[[Gradients], None], token: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.receive = receive
         ctx.set_materialize_grads(False)
         return tuple(tensor.detach() for tensor in tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Gradients:
-        ctx.caught.extend(gradients)
+        ctx.receive(gradients)
         return (None, None, *(None for _ in gradients))
 
 

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from elbowroom.capture.joint_graph import made_real
 from elbowroom.execute.fused import Fused, inductors_layout
 from elbowroom.execute.region import Region
 from elbowroom.measuring.memory import measure
-from elbowroom.measuring.ops import made_up
-from elbowroom.planning import Planned, Planner, plan_together
+from elbowroom.measuring.ops import cuda_seconds, made_up
+from elbowroom.planning import Planned, Planner, peak_together, plan_together
 from elbowroom.program import peak_in_a_row
 
 _TIMED = 3  # steps
@@ -55,8 +56,7 @@ class Tried:
     @property
     def surplus(self) -> int:
         """How much more was measured than predicted."""
-        predicted = peak_in_a_row((p.prediction.peak_bytes, p.prediction.saved_bytes) for p in self.planned)
-        return self.peak_bytes - predicted
+        return self.peak_bytes - peak_together(list(self.planned))
 
     @property
     def is_everything(self) -> bool:
@@ -152,7 +152,7 @@ def try_program(region: Region, number: int, between_bytes: int) -> Trial:
             torch.cuda.synchronize(device)
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
-            times = [_cuda_time(fused, inputs, buffers, device) for _ in range(_TIMED)]
+            times = [cuda_seconds(lambda: run_once(fused, inputs, buffers), 1) for _ in range(_TIMED)]
             peak = torch.cuda.max_memory_allocated(device) - before
         else:
             with measure("cpu", timeline=False) as measured:
@@ -168,14 +168,9 @@ def run_once(fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor]) -
     count = len(fused.captured.forward_outputs)
     results, arguments = outputs[:count], outputs[count:]
     del outputs
-    arguments += [torch.ones_like(_real(fused, i)) for i in fused.captured.joint.arriving]
+    arguments += [made_real(fused.captured.nodes[i].meta["val"]).fill_(1) for i in fused.captured.joint.arriving]
     fused.run_backward(arguments, buffers)
     del results
-
-
-def _real(fused: Fused, i: int) -> torch.Tensor:
-    value = fused.captured.nodes[i].meta["val"]
-    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
 
 
 def _inputs(region: Region) -> list[Any]:
@@ -188,15 +183,6 @@ def _inputs(region: Region) -> list[Any]:
             tensor = made_up(captured.nodes[i].meta["val"], limit=1)
         inputs.append(tensor.detach().clone() if i in captured.joint.overwritten else tensor.detach())
     return inputs
-
-
-def _cuda_time(fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor], device: Any) -> float:
-    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    run_once(fused, inputs, buffers)
-    stop.record()
-    torch.cuda.synchronize(device)
-    return float(start.elapsed_time(stop)) / 1e3
 
 
 def _cpu_time(fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor]) -> float:

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
+
+from elbowroom.capture.joint_graph import tensor_bytes
 
 _SPEEDS = {"cuda": (2e14, 2e12, 3e-6), "cpu": (5e10, 1e10, 3e-6)}  # FLOP/s, bytes/s, seconds to launch
 
@@ -33,8 +35,7 @@ def flops_of(node: fx.Node) -> int:
 
 
 def bytes_moved(node: fx.Node) -> int:
-    values = [read.meta.get("val") for read in node.all_input_nodes] + [node.meta.get("val")]
-    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+    return sum(map(tensor_bytes, (*node.all_input_nodes, node)))
 
 
 def _same(value: Any) -> Any:

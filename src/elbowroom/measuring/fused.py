@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from elbowroom.capture.fusion import is_fusible, is_reduction, tensor_bytes
-from elbowroom.capture.joint_graph import Captured, is_getitem
-from elbowroom.measuring.ops import CHANNELS_LAST, Report, costs_of
+from elbowroom.capture.fusion import is_fusible, is_reduction
+from elbowroom.capture.joint_graph import Captured, is_getitem, tensor_bytes
+from elbowroom.measuring.ops import CHANNELS_LAST, Report, costs_of, cuda_seconds
 
 _LAUNCH = 2e-6  # seconds
 _REACHED = 0.75  # of a plain copy's speed, by generated kernels (ResNet-101 and GPT-2 medium on an H200)
@@ -72,11 +72,6 @@ def _bytes_per_second(device: torch.device, estimate: bool) -> float:
         return 1e10 if device.type == "cpu" else 3e12
     source = torch.empty(2**26, dtype=torch.uint8, device=device)  # no more: memory is short, or nobody would ask
     target = torch.empty_like(source)
-    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     target.copy_(source)
-    start.record()
-    for _ in range(20):
-        target.copy_(source)
-    stop.record()
-    stop.synchronize()
-    return 20 * 2 * 2**26 / (float(start.elapsed_time(stop)) / 1e3)
+    repeats = 20
+    return 2 * source.nbytes * repeats / cuda_seconds(lambda: target.copy_(source), repeats)

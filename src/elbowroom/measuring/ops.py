@@ -152,13 +152,13 @@ def _measure_cuda_op(
     result = call()
     workspace = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     del result
-    once = _cuda_seconds(call, 1)
+    once = cuda_seconds(call, 1)
     repeats = max(1, min(20, int(_LEAST_SAMPLE / max(once, 1e-7))))
-    samples = [_cuda_seconds(call, repeats) / repeats for _ in range(_SAMPLES if once < 0.05 else 1)]
+    samples = [cuda_seconds(call, repeats) / repeats for _ in range(_SAMPLES if once < 0.05 else 1)]
     return statistics.median(samples), workspace, sizes
 
 
-def _cuda_seconds(call: Callable[[], Any], repeats: int) -> float:
+def cuda_seconds(call: Callable[[], Any], repeats: int) -> float:
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     for _ in range(repeats):
