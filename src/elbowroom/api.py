@@ -45,6 +45,7 @@ def fit(
     times: str = "measure",
     kernels: str = "auto",
     compilations: int = 3,
+    cuda_graphs: bool = True,
 ) -> Any:
     """The model, to be trained as before, its steps staying within `budget` bytes with the same gradients.
 
@@ -57,10 +58,11 @@ def fit(
     not known either, and the budget may be exceeded by them. `kernels` are "torch", PyTorch's own, whose gradients
     are those of plain execution bit for bit; "inductor", fused ones, which give what `torch.compile` gives; or
     "auto", fused ones where the model is on a GPU and a compiler is there. For fused ones at most `compilations`
-    plans are compiled and measured for a budget.
+    plans are compiled and measured for a budget; with `cuda_graphs` they are replayed as such where that is faster,
+    which holds their memory between steps.
     """
     options = _Options(
-        budget, optimizer, loss, stages, plan, forwards, strict, max_shapes, times, kernels, compilations
+        budget, optimizer, loss, stages, plan, forwards, strict, max_shapes, times, kernels, compilations, cuda_graphs
     )
     session = _session(model, example, options)
     if example and verify:
@@ -80,11 +82,14 @@ def plan(
     times: str = "measure",
     kernels: str = "auto",
     compilations: int = 3,
+    cuda_graphs: bool = True,
 ) -> Plan:
     """What `fit` would do, to look at, save or compare. The model is left as it is."""
     if not example:
         raise InputError("example", "missing; pass what the model is called with")
-    options = _Options(budget, optimizer, loss, stages, None, forwards, strict, 1, times, kernels, compilations)
+    options = _Options(
+        budget, optimizer, loss, stages, None, forwards, strict, 1, times, kernels, compilations, cuda_graphs
+    )
     session = _session(model, example, options)
     (entry,) = session.entries.values()
     if entry.plan is None:
@@ -105,6 +110,7 @@ class _Options:
     times: str
     kernels: str
     compilations: int
+    cuda_graphs: bool
 
 
 def _session(model: nn.Module, example: tuple[Any, ...], options: _Options) -> Session | ChainSession:
@@ -121,6 +127,7 @@ def _session(model: nn.Module, example: tuple[Any, ...], options: _Options) -> S
         plan=options.plan,
         kernels="torch" if options.stages is not None else choose_kernels(options.kernels, model.parameters()),
         compilations=options.compilations,
+        cuda_graphs=options.cuda_graphs,
     )
     args, kwargs = _call(example)
     takes_target = options.loss is not None and _takes_target(options.loss)

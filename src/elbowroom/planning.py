@@ -33,8 +33,9 @@ class Planned:
     method: str
     schedule: tuple[Operation, ...] = ()
     staged: Staged | None = None
+    recorded: bool = False  # replayed as CUDA graphs rather than launched
 
-    def measured(self, peak_bytes: int) -> Planned:
+    def measured(self, peak_bytes: int, *, recorded: bool = False) -> Planned:
         """The same with the peak that was measured, moment by moment as much above or below what was predicted."""
         prediction, surplus = self.prediction, peak_bytes - self.prediction.peak_bytes
         moved = replace(
@@ -43,7 +44,7 @@ class Planned:
             backward_bytes=tuple(max(0, size + surplus) for size in prediction.backward_bytes),
             between_bytes=max(0, prediction.between_bytes + surplus),
         )
-        return replace(self, prediction=moved)
+        return replace(self, prediction=moved, recorded=recorded)
 
 
 class Planner:

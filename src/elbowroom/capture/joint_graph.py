@@ -33,6 +33,7 @@ class Captured:
     backward_outputs: list[int | None]
     device: torch.device
     module: fx.GraphModule
+    fixed_inputs: frozenset[int] = frozenset()  # parameters and buffers: the same memory in every step
     cones: list[tuple[fx.Node, ...]] | None = None  # per operator, if a compiler fuses: the nodes that it stands for
     unfused: Captured | None = None  # then: the same graph before
 
@@ -69,6 +70,7 @@ def capture_joint(
 
     forward_returns, backward_returns = numbers(returned[:forward_outputs]), numbers(returned[forward_outputs:])
     returns = [(op, i) for op, i in zip(forward_returns, mutated, strict=True) if op is not None]
+    fixed = frozenset(i for i in static_inputs if i < len(inputs))
     joint = Joint(
         ops=ops,
         inputs=tuple(number[n] for n in inputs),
@@ -78,12 +80,12 @@ def capture_joint(
         results=tuple(op for op, overwritten in returns if overwritten is None),
         updates=tuple(op for op, overwritten in returns if overwritten is not None),
         gradients=tuple((i, g) for i, g in enumerate(backward_returns) if g is not None and i < len(inputs)),
-        parameters=frozenset(i for i in static_inputs if i < len(inputs) and backward_returns[i] is not None),
+        parameters=frozenset(i for i in fixed if backward_returns[i] is not None),
         effects=tuple(number[node] for node in effects),
         overwritten={i: live_bytes(order[i]) for i in _overwritten(returns, effects, number)},
         storage_bytes=storages.bytes,
     )
-    return Captured(joint, order, forward_returns, mutated, backward_returns, _device(order), graph_module)
+    return Captured(joint, order, forward_returns, mutated, backward_returns, _device(order), graph_module, fixed)
 
 
 def tensors_of(node: fx.Node) -> list[torch.Tensor]:

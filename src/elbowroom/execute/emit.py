@@ -31,6 +31,7 @@ class Emitted:
     backward: Callable[[list[Any]], list[Any]]
     source: str
     fused: Any = None  # the compiled program behind them, if one is
+    recorder: Any = None  # what replays it, if something does
 
 
 def emit(captured: Captured, program: Program) -> Emitted:

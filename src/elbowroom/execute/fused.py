@@ -91,6 +91,7 @@ class Fused:
         self._forward, strides = self._compile(graph, inputs, visible, aligned, is_backward=False)
         self._strides = dict(zip(computed, strides[len(captured.forward_outputs) :], strict=True))
         self._backwards: dict[Mode, Callable[[list[Any]], list[Any]]] = {}
+        self.has_run: set[Mode] = set()  # kernels are loaded and tuned when they first run
         self._forward_source = str(graph.python_code("self").src)
 
     @property
@@ -120,16 +121,18 @@ class Fused:
         places = {i: place for place, i in enumerate(self.captured.joint.inputs)}
         return [torch.empty_like(inputs[places[i]]) for i in self.parameters]
 
-    def run_backward(self, arguments: list[Any], buffers: list[torch.Tensor]) -> None:
-        """A backward that writes its gradients into given buffers, whatever the parameters have."""
-        self._run("write", arguments, buffers)
+    def run_backward(self, arguments: list[Any], buffers: list[torch.Tensor], mode: Mode = "write") -> list[Any]:
+        """A backward that takes its gradients to given buffers, whatever the parameters have."""
+        return self._run(mode, arguments, buffers)
 
     def _run(self, mode: Mode, arguments: list[Any], buffers: list[torch.Tensor]) -> list[Any]:
         if mode not in self._backwards:
             self._backwards[mode] = self._compile_backward(mode)
         inputs = arguments[: len(self.program.saved)] + buffers + arguments[len(self.handed) :]
         arguments.clear()  # from here on the compiled program alone holds what was saved
-        return list(self._backwards[mode](inputs))
+        outputs = list(self._backwards[mode](inputs))
+        self.has_run.add(mode)
+        return outputs
 
     def _compile_backward(self, mode: Mode) -> Callable[[list[Any]], list[Any]]:
         graph, inputs = _backward_graph(self.captured, self.program, self.parameters, mode)

@@ -42,16 +42,29 @@ class Region:
         self.example: list[Callable[[], torch.Tensor | None]] = []  # what it was called with when looked at
         self._look: Callable[[list[Any]], list[Any]] | None = None
 
-    def install(self, program: Program) -> None:
-        """From the next forward on, run this program."""
-        self.current = self.add(program)
+    def install(self, program: Program, *, recorded: bool = False) -> None:
+        """From the next forward on, run this program; a fused one may be recorded and replayed."""
+        self.release()
+        self.current = self.add(program, recorded=recorded)
 
-    def add(self, program: Program) -> int:
+    def release(self) -> None:
+        """Give back the memory that recordings hold."""
+        for _, ready in self.programs:
+            if ready.recorder is not None:
+                ready.recorder.release()
+
+    def add(self, program: Program, *, recorded: bool = False) -> int:
         """Make a program ready to run, if it is not yet; its number."""
         for number, (known, ready) in enumerate(self.programs):
-            if known == program and (ready.fused is None or ready.fused.channels_last == self.channels_last):
+            same_layout = ready.fused is None or ready.fused.channels_last == self.channels_last
+            if known == program and same_layout and recorded == (ready.recorder is not None):
                 return number
-        if self.captured.cones is None:
+        if recorded:
+            from elbowroom.execute.recorder import Recorder
+
+            recorder = Recorder(self.programs[self.add(program)][1].fused)
+            emitted = Emitted(recorder.forward, recorder.backward, "", recorder.fused, recorder)
+        elif self.captured.cones is None:
             emitted = emit(self.captured, program)
         else:
             from elbowroom.execute.fused import Fused, inductors_layout  # the compiler takes seconds to import

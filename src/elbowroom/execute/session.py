@@ -33,7 +33,7 @@ from elbowroom.execute.settings import (
 from elbowroom.execute.too_small import too_small
 from elbowroom.measuring.cache import setting_of
 from elbowroom.measuring.ops import measure_ops
-from elbowroom.measuring.resident import device_bytes, resident_bytes
+from elbowroom.measuring.resident import device_bytes, resident_bytes, step_temporaries
 from elbowroom.planning import Planned, Planner, plan_together
 from elbowroom.plans import Plan, region_plan
 from elbowroom.program import Surroundings, make_program
@@ -87,6 +87,7 @@ class Session:
             return entry.instead(*args, **kwargs)
         if not entry.regions:
             return self.step(*args, **kwargs)
+        self._release_others(entry)
         before = {region: region.runs for region in entry.regions}
         with capture_settings(self._graph_limit), _own_errors():
             outputs = self._compiled(*args, **kwargs)
@@ -107,6 +108,7 @@ class Session:
         key = call_key(self.model, args, kwargs)
         if key in self.entries:
             return self.entries[key]
+        self._release_others(None)
         planned = sum(bool(entry.regions) for entry in self.entries.values())
         if planned >= self.settings.max_shapes:
             entry = Entry(unplanned=f"it has seen {planned} shapes already; raise max_shapes or pad to fewer shapes")
@@ -123,6 +125,13 @@ class Session:
         """Whether fused kernels run this shape of input."""
         entry = self.entries.get(call_key(self.model, args, kwargs))
         return entry is not None and bool(entry.regions) and self.settings.kernels == "inductor"
+
+    def _release_others(self, entry: Entry | None) -> None:
+        """Recordings hold memory: only that of the shape that runs may."""
+        for other in self.entries.values():
+            if other is not entry:
+                for region in other.regions:
+                    region.release()
 
     @property
     def _graph_limit(self) -> int:
@@ -253,20 +262,20 @@ class Session:
         from elbowroom.execute.trials import Trials
 
         if entry.trials is None:
-            entry.trials = Trials(entry.regions, entry.planners)
+            left_free = step_temporaries(self.settings.optimizer) if self.settings.cuda_graphs else None
+            entry.trials = Trials(entry.regions, entry.planners, left_free)
         with random_state_kept(), progress_bar("planning and compiling") as report:
             tried = entry.trials.best(room, self.settings.compilations, report)
         if tried is None:
             device, least = entry.regions[0].captured.device, entry.trials.least_bytes
             raise too_small(self.settings.budget_bytes, resident, entry.planners, device, least)
-        return [
-            planned.measured(trial.peak_bytes) for planned, trial in zip(tried.planned, tried.trials, strict=True)
-        ]
+        measured: list[Planned] = tried.measured
+        return measured
 
     def _install(self, entry: Entry, planned: list[Planned], resident: Mapping[str, int], inputs: str) -> None:
         regions = []
         for region, found in dict(zip(entry.regions, planned, strict=True)).items():
-            region.install(found.program)
+            region.install(found.program, recorded=found.recorded)
         for region, found, planner in zip(entry.regions, planned, entry.planners, strict=True):
             joint, plain = region.captured.joint, planner.everything.prediction
             made_for = fingerprint(region.captured)
@@ -277,7 +286,7 @@ class Session:
             regions=tuple(regions),
             setting=setting_of(entry.regions[0].captured.device),
             inputs=inputs,
-            notes=() if entry.trials is None else ("Inductor's kernels: the peak is measured, times are estimates.",),
+            notes=_notes(planned) if entry.trials is not None else (),
         )
 
     def again(self, model: nn.Module) -> Session:
@@ -310,6 +319,13 @@ class Session:
 
     def _say_unplanned(self, why: str) -> None:
         say_unplanned(self.model, self.settings, why, self._said)
+
+
+def _notes(planned: list[Planned]) -> tuple[str, ...]:
+    notes: tuple[str, ...] = ("Inductor's kernels: the peak is measured, times are estimates.",)
+    if any(plan.recorded for plan in planned):
+        notes += ("Replayed as CUDA graphs: their memory is held between steps, too.",)
+    return notes
 
 
 def surroundings(region: Region, loss_inside: bool) -> Surroundings:

@@ -25,7 +25,8 @@ CUDA_MARGIN, CUDA_MARGIN_SHARE = 8 * 2**20, 0.0075
 class Settings:
     """What the user asked for. `forwards` is how many forwards wait for one backward.
 
-    `kernels` are PyTorch's own ("torch"), or Inductor's; then at most `compilations` plans are tried for a budget.
+    `kernels` are PyTorch's own ("torch"), or Inductor's; then at most `compilations` plans are tried for a budget,
+    and `cuda_graphs` says whether they may be replayed as such.
     """
 
     budget_bytes: int
@@ -38,6 +39,7 @@ class Settings:
     plan: Plan | None = None
     kernels: str = "torch"
     compilations: int = 3
+    cuda_graphs: bool = True
 
 
 def choose_kernels(wish: str, tensors: Iterable[Any], field: str = "kernels") -> str:

@@ -3,7 +3,8 @@
 What a compiled program takes differs from its prediction: the compiler fuses more or less than was assumed, picks
 another layout, needs a workspace. So a plan is compiled and measured; if it is over the budget, or far below, it is
 planned again with the difference added. All programs measured so far are remembered: the fastest that fits serves, so
-a larger budget never gets a slower one.
+a larger budget never gets a slower one. On a GPU each is measured twice: launched by the host, and recorded as CUDA
+graphs. Recordings hold their memory, so each is given up after its trial; the one that serves is made again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import statistics
 import time as clock
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from elbowroom.capture.joint_graph import made_real
 from elbowroom.execute.fused import Fused, inductors_layout
+from elbowroom.execute.recording import Recording, recordable
 from elbowroom.execute.region import Region
 from elbowroom.measuring.memory import measure
 from elbowroom.measuring.ops import cuda_seconds, made_up
@@ -27,6 +29,7 @@ from elbowroom.program import peak_in_a_row
 
 _TIMED = 3  # steps
 _CLOSE_ENOUGH = 0.95  # of the room: below that, another plan may be worth its compilation
+_WORTH = 1.03  # times faster than launched
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,12 @@ class Tried:
 
     planned: tuple[Planned, ...]
     trials: tuple[Trial, ...]
+    recorded: bool = False
+
+    @property
+    def measured(self) -> list[Planned]:
+        pairs = zip(self.planned, self.trials, strict=True)
+        return [plan.measured(trial.peak_bytes, recorded=self.recorded) for plan, trial in pairs]
 
     @property
     def peak_bytes(self) -> int:
@@ -64,19 +73,24 @@ class Tried:
 
 
 class Trials:
-    """The programs of one step that were compiled and measured."""
+    """The programs of one step that were compiled and measured.
 
-    def __init__(self, regions: Sequence[Region], planners: Sequence[Planner]) -> None:
+    A recording must leave `left_free` bytes for what happens between steps, while it holds its memory; None: do not
+    record. Steps of several graphs are not recorded: each would have a pool of its own.
+    """
+
+    def __init__(self, regions: Sequence[Region], planners: Sequence[Planner], left_free: int | None = None) -> None:
         self.regions = regions
         self.planners = planners
+        self.left_free = left_free if len(regions) == 1 else None
         self.known: list[Tried] = []
-        self._trials: dict[tuple[Region, int], Trial] = {}
+        self._trials: dict[tuple[Region, int], list[Trial]] = {}
 
     def best(self, room: int, most: int, report: Callable[[float], None]) -> Tried | None:
         """The fastest measured within `room`, compiling at most so many; None if not even the lowest fits."""
         for attempt in range(most):
             found = self._fitting(room)
-            if found is not None and (found.is_everything or self._well_used(room)):
+            if self._is_enough(found, room):
                 break
             planned = plan_together(list(self.planners), room - self._surplus(room))
             if found is None and (planned is None or self._is_known(planned) or attempt == most - 1 > 0):
@@ -84,7 +98,9 @@ class Trials:
             if planned is None or self._is_known(planned):
                 break
             report(attempt / most)
-            self.known.append(self._try(planned))
+            for region in self.regions:
+                region.release()
+            self.known += self._try(planned)
         return self._fitting(room)
 
     @property
@@ -98,29 +114,41 @@ class Trials:
 
     def _fitting(self, room: int) -> Tried | None:
         fitting = [tried for tried in self.known if tried.peak_bytes <= room]
-        return min(fitting, key=lambda tried: tried.time_s, default=None)
+        return min(fitting, key=_handicapped, default=None)
 
-    def _well_used(self, room: int) -> bool:
-        """Whether a known program comes so close to the room that a better plan is not to be expected."""
-        return any(_CLOSE_ENOUGH * room <= tried.peak_bytes <= room for tried in self.known)
+    def _is_enough(self, found: Tried | None, room: int) -> bool:
+        """Whether a better plan is not to be expected: all is saved, or a known program comes close to the room."""
+        if found is None or found.recorded != self._recording_pays:
+            return False
+        return found.is_everything or any(_CLOSE_ENOUGH * room <= tried.peak_bytes <= room for tried in self._of_use)
+
+    @property
+    def _recording_pays(self) -> bool:
+        return min(self.known, key=_handicapped).recorded if self.known else False
+
+    @property
+    def _of_use(self) -> list[Tried]:
+        return [tried for tried in self.known if tried.recorded == self._recording_pays]
 
     def _surplus(self, room: int) -> int:
         """What measurement added to the prediction, in the trial nearest to this room."""
-        nearest = min(self.known, key=lambda tried: abs(tried.peak_bytes - room), default=None)
+        nearest = min(self._of_use, key=lambda tried: abs(tried.peak_bytes - room), default=None)
         return 0 if nearest is None else nearest.surplus
 
-    def _try(self, planned: list[Planned]) -> Tried:
+    def _try(self, planned: list[Planned]) -> list[Tried]:
         trials = []
         for region, plan in zip(self.regions, planned, strict=True):
             if region.channels_last is None:
                 region.channels_last = self._faster_layout(region, plan)
             trials.append(self._trial(region, plan))
-        return Tried(tuple(planned), tuple(trials))
+        ways = zip(*trials, strict=True)  # launched; recorded, if it can be
+        return [Tried(tuple(planned), way, recorded=number > 0) for number, way in enumerate(ways)]
 
-    def _trial(self, region: Region, plan: Planned) -> Trial:
+    def _trial(self, region: Region, plan: Planned) -> list[Trial]:
         number = region.add(plan.program)
         if (region, number) not in self._trials:
-            self._trials[region, number] = try_program(region, number, plan.prediction.between_bytes)
+            outside = self.planners[0].around.outside_bytes + self.left_free if self.left_free is not None else None
+            self._trials[region, number] = try_program(region, number, plan.prediction.between_bytes, outside)
         return self._trials[region, number]
 
     def _faster_layout(self, region: Region, plan: Planned) -> bool:
@@ -132,14 +160,20 @@ class Trials:
         times = {}
         for layout in (False, True):
             region.channels_last = layout
-            times[layout] = self._trial(region, plan).time_s
+            times[layout] = min(trial.time_s for trial in self._trial(region, plan))
         return times[True] < times[False]
 
 
-def try_program(region: Region, number: int, between_bytes: int) -> Trial:
+def _handicapped(tried: Tried) -> float:
+    """A recording has to be worth the memory that it holds."""
+    return tried.time_s * (_WORTH if tried.recorded else 1)
+
+
+def try_program(region: Region, number: int, between_bytes: int, outside_bytes: int | None) -> list[Trial]:
     """Run a compiled program on what the graph was last called with; nothing that the user sees changes.
 
-    `between_bytes` are in use between forward and backward, whatever the trial itself holds then.
+    `between_bytes` are in use between forward and backward, whatever the trial itself holds then. With
+    `outside_bytes`, needed while a recording holds its memory, the program is recorded and tried that way, too.
     """
     fused = region.programs[number][1].fused
     assert isinstance(fused, Fused)
@@ -159,7 +193,32 @@ def try_program(region: Region, number: int, between_bytes: int) -> Trial:
                 run_once(fused, inputs, buffers)
             peak = measured.peak_bytes
             times = [_cpu_time(fused, inputs, buffers) for _ in range(_TIMED)]
-    return Trial(max(peak, between_bytes), statistics.median(times))
+        launched = Trial(max(peak, between_bytes), statistics.median(times))
+        if outside_bytes is None or not recordable(region.captured):
+            return [launched]
+        try:
+            recorded = _try_recorded(fused, inputs, buffers, outside_bytes)
+        except Exception:  # what cannot be recorded is launched
+            return [launched]
+        # Now and then it will be launched all the same: both must fit.
+        return [launched, replace(recorded, peak_bytes=max(launched.peak_bytes, recorded.peak_bytes))]
+
+
+def _try_recorded(fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor], outside_bytes: int) -> Trial:
+    recording = Recording(fused, inputs, buffers, "write")
+    arriving = _arriving(fused)
+
+    def step() -> None:
+        recording.forward(inputs)
+        recording.backward(arriving)
+
+    step()
+    times = [cuda_seconds(step, 1) for _ in range(_TIMED)]
+    return Trial(recording.bytes + outside_bytes, statistics.median(times))
+
+
+def _arriving(fused: Fused) -> list[torch.Tensor]:
+    return [made_real(fused.captured.nodes[i].meta["val"]).fill_(1) for i in fused.captured.joint.arriving]
 
 
 def run_once(fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor]) -> None:
@@ -168,7 +227,7 @@ def run_once(fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor]) -
     count = len(fused.captured.forward_outputs)
     results, arguments = outputs[:count], outputs[count:]
     del outputs
-    arguments += [made_real(fused.captured.nodes[i].meta["val"]).fill_(1) for i in fused.captured.joint.arriving]
+    arguments += _arriving(fused)
     fused.run_backward(arguments, buffers)
     del results
 

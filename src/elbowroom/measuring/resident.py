@@ -68,6 +68,21 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer, device: torch.device) -> i
     return total
 
 
+def step_temporaries(optimizer: torch.optim.Optimizer | None) -> int:
+    """Bytes that an optimizer's step may take for a moment: one more copy of what it updates, unless it is fused.
+
+    They fit where activations were, as a rule. They do not if something holds that memory between steps.
+    """
+    groups = [] if optimizer is None else optimizer.param_groups
+    return sum(
+        parameter.numel() * parameter.element_size()
+        for group in groups
+        if not group.get("fused")
+        for parameter in group["params"]
+        if parameter.requires_grad
+    )
+
+
 def _state_of_one(
     optimizer: torch.optim.Optimizer, group: dict[str, Any], device: torch.device
 ) -> tuple[list[float], int]:

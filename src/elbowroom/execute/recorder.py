@@ -1,0 +1,167 @@
+"""Decides, step by step, whether a recording may be replayed, and launches the program where it may not.
+
+A recording holds the values of one forward at a time, reads parameters at fixed addresses and writes gradients at
+fixed addresses. So it serves the ordinary step, in which one backward follows one forward, and nothing else that
+PyTorch allows: those steps are launched, with the same results.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from elbowroom.execute.accumulate import engine_accumulates, is_autograds
+from elbowroom.execute.fused import Fused, Mode
+from elbowroom.execute.recording import Recording
+
+_MOVES = 2  # recordings made again because parameters were elsewhere; after that they are expected to move on
+_PATIENCE = 8  # steps launched before a recording that was given up is made again: it takes as long as some of them
+
+
+class Recorder:
+    """Stands for a fused program. What its forward saves begins with a ticket that tells its backward how it ran."""
+
+    def __init__(self, fused: Fused) -> None:
+        self.fused = fused
+        self.recording: Recording | None = None
+        self._mode: Mode = "write"
+        self._buffers: list[torch.Tensor] = []
+        self._lent: list[int] = []  # how often each buffer's storage is held if nobody else holds it
+        self._runs = 0
+        self._pending: int | None = None  # the replayed forward whose backward is still to come
+        self._moves_left = _MOVES
+        self._to_wait = 0  # steps
+        joint = fused.captured.joint
+        places = {i: place for place, i in enumerate(joint.inputs)}
+        self._parameters = [places[i] for i in fused.parameters]
+        fixed = fused.captured.fixed_inputs | set(joint.overwritten)
+        self._handed = [places[i] for i in fused.handed if i in places and i in fixed]
+        self._trained = [self._handed.index(place) for place in self._parameters]
+
+    # --- forward ---
+
+    def forward(self, arguments: list[Any]) -> list[Any]:
+        count = len(self.fused.captured.forward_outputs)
+        recording = self._ready(arguments)
+        if recording is None:
+            outputs = self.fused.forward(arguments)
+            return [*outputs[:count], torch.tensor(-1), *outputs[count:]]
+        handed = [arguments[place] for place in self._handed]
+        results = recording.forward(arguments)
+        arguments.clear()
+        return [*results, self._ticket(), *handed]
+
+    def release(self) -> None:
+        """Give the memory back, unless a backward still needs it. Recorded again after some steps in a row."""
+        if self._pending is None and self.recording is not None:
+            self.recording = None
+            self._to_wait = _PATIENCE
+
+    def _ready(self, arguments: Sequence[Any]) -> Recording | None:
+        """A recording to replay, made now if the program has run in the mode that is wanted."""
+        if self._pending is not None or not self._moves_left:
+            return None
+        parameters = [arguments[place] for place in self._parameters]
+        if any(map(is_autograds, parameters)):
+            self.release()
+            return None
+        recording = self.recording
+        if recording is not None and not recording.reads(arguments):
+            self._moves_left -= 1
+            self.recording = recording = None
+        if self._mode == "write" and any(map(self._is_ours, self._buffers, parameters)):
+            # Gradients of an earlier step are still there, to be added to: that takes another backward.
+            self._mode = "add"
+            self.recording = recording = None
+        if recording is None and self._to_wait:
+            self._to_wait -= 1
+        elif recording is None and self._moves_left and self._mode in self.fused.has_run:
+            self.recording = recording = self._record(arguments, parameters)
+        return recording
+
+    def _record(self, arguments: Sequence[Any], parameters: Sequence[torch.Tensor]) -> Recording | None:
+        if not self._buffers:
+            self._buffers = [torch.empty_like(parameter).detach() for parameter in parameters]
+            self._lent = [_holders(buffer) for buffer in self._buffers]
+        try:
+            return Recording(self.fused, arguments, self._buffers, self._mode)
+        except Exception:  # something that no recording can hold; launching goes on working
+            self._moves_left = 0
+            return None
+
+    def _ticket(self) -> torch.Tensor:
+        self._runs += 1
+        self._pending = self._runs
+        ticket = torch.tensor(self._runs)
+        weakref.finalize(ticket, _forget, weakref.ref(self), self._runs).atexit = False
+        return ticket
+
+    # --- backward ---
+
+    def backward(self, arguments: list[Any]) -> list[Any]:
+        run = int(arguments.pop(0))
+        if run < 0:
+            return self.fused.backward(arguments)
+        recording = self.recording
+        assert recording is not None
+        assert run == self._pending
+        handed, arriving = arguments[: len(self._handed)], arguments[len(self._handed) :]
+        arguments.clear()
+        parameters = [handed[place] for place in self._trained]
+        again = torch._C._autograd._get_current_graph_task_keep_graph()  # type: ignore[attr-defined]
+        if again or not self._may_write(parameters):
+            # Launched on the recorded values, with memory of its own: rare enough to take more than was planned.
+            gradients = self.fused.backward([*recording.handed(handed), *arriving])
+            if not again:
+                self._pending = None
+                self._moves_left = 0
+                self.release()
+            return gradients
+        self._pending = None
+        return self._replay(recording, parameters, arriving)
+
+    def _may_write(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Whether gradients go to `.grad`, and nobody looks at what the buffers still hold of an earlier step."""
+        if not engine_accumulates() or any(map(is_autograds, parameters)):
+            return False
+        return all(
+            _holders(buffer) == lent + self._is_ours(buffer, parameter)
+            for buffer, parameter, lent in zip(self._buffers, parameters, self._lent, strict=True)
+        )
+
+    def _replay(
+        self, recording: Recording, parameters: Sequence[torch.Tensor], arriving: Sequence[torch.Tensor]
+    ) -> list[Any]:
+        ours = [self._is_ours(buffer, parameter) for buffer, parameter in zip(self._buffers, parameters, strict=True)]
+        earlier: dict[int, torch.Tensor] = {}
+        if recording.mode == "write":
+            earlier = {n: buffer.clone() for n, buffer in enumerate(self._buffers) if ours[n]}
+        elif not all(ours):
+            torch._foreach_zero_([buffer for buffer, mine in zip(self._buffers, ours, strict=True) if not mine])
+        returned = recording.backward(arriving)
+        for n, (buffer, parameter) in enumerate(zip(self._buffers, parameters, strict=True)):
+            if n in earlier:
+                buffer.add_(earlier[n])
+            elif parameter.grad is None:
+                parameter.grad = buffer.detach()
+            elif not ours[n]:
+                parameter.grad.add_(buffer)
+        return returned
+
+    @staticmethod
+    def _is_ours(buffer: torch.Tensor, parameter: torch.Tensor) -> bool:
+        return parameter.grad is not None and parameter.grad.data_ptr() == buffer.data_ptr()
+
+
+def _forget(recorder: weakref.ref[Recorder], run: int) -> None:
+    """A forward is gone without a backward."""
+    found = recorder()
+    if found is not None and found._pending == run:
+        found._pending = None
+
+
+def _holders(tensor: torch.Tensor) -> int:
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))

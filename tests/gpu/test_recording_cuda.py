@@ -1,0 +1,237 @@
+"""Programs replayed as CUDA graphs: the bits of launched ones, their memory shown, and every kind of step served."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import elbowroom
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+class Net(nn.Module):
+    """Dropout and batch norm: random numbers and buffers must be those of a launched step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(Layer() for _ in range(6)))
+        self.head = nn.Linear(256, 10)
+
+    def forward(self, x, labels):
+        return F.cross_entropy(self.head(self.layers(x)), labels)
+
+
+class Layer(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(256, 256), nn.BatchNorm1d(256), nn.GELU(), nn.Dropout(0.1))
+
+
+class Subject:
+    """A fitted model whose program can be launched or replayed."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.batch = torch.randn(4096, 256, device="cuda"), torch.randint(10, (4096,), device="cuda")
+        self.model = elbowroom.fit(Net().cuda(), *self.batch, budget="1GiB", kernels="inductor")
+        (entry,) = self.model.elbowroom.entries.values()
+        (self.region,) = entry.regions
+        self.program = self.region.program
+        self.state = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.results = {}
+
+    def use(self, *, recorded: bool) -> None:
+        self.region.install(self.program, recorded=recorded)
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        self.model.load_state_dict(self.state)
+        torch.manual_seed(7)
+        if recorded:
+            self.recorder._to_wait, self.recorder._moves_left = 0, 2
+
+    @property
+    def recorder(self):
+        return self.region.programs[self.region.current][1].recorder
+
+    def left(self):
+        """Everything that a scenario leaves behind."""
+        gradients = [None if p.grad is None else p.grad.clone() for p in self.model.parameters()]
+        return [*gradients, *(b.clone() for b in self.model.buffers()), torch.cuda.get_rng_state()]
+
+
+@pytest.fixture(scope="module")
+def subject():
+    return Subject()
+
+
+def zero(model):
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def steps(model, batch):
+    losses = []
+    for _ in range(3):
+        zero(model)
+        loss = model(*batch)
+        loss.backward()
+        losses.append(loss.detach())
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(parameter.grad, alpha=0.1)
+    return losses
+
+
+def other_batches(model, batch):
+    losses = []
+    for shift in range(3):
+        zero(model)
+        loss = model(batch[0] + shift, batch[1])
+        loss.backward()
+        losses.append(loss.detach())
+    return losses
+
+
+def accumulation(model, batch):
+    for _ in range(2):
+        zero(model)
+        for shift in range(3):
+            model(batch[0] + shift, batch[1]).backward()
+
+
+def zeroed_between(model, batch):
+    for _ in range(3):
+        loss = model(*batch)
+        zero(model)
+        loss.backward()
+
+
+def zeroed_in_place(model, batch):
+    for _ in range(4):
+        model(*batch).backward()
+        kept = [p.grad.clone() for p in model.parameters()]
+        for parameter in model.parameters():
+            parameter.grad.zero_()
+    return kept
+
+
+def own_gradients(model, batch):
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    model(*batch).backward()
+
+
+def gradients_kept(model, batch):
+    model(*batch).backward()
+    kept = [p.grad for p in model.parameters()]
+    zero(model)
+    model(batch[0] + 1, batch[1]).backward()
+    return kept
+
+
+def retained(model, batch):
+    loss = model(*batch)
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def two_forwards(model, batch):
+    first, second = model(*batch), model(batch[0] + 1, batch[1])
+    (first + second).backward()
+
+
+def dropped_forward(model, batch):
+    model(batch[0] + 1, batch[1])
+    model(*batch).backward()
+
+
+def returned(model, batch):
+    return list(torch.autograd.grad(model(*batch), list(model.parameters())))
+
+
+def hooked(model, batch):
+    model(*batch).backward()
+    hook = model.head.weight.register_hook(lambda gradient: 2 * gradient)
+    zero(model)
+    model(*batch).backward()
+    hook.remove()
+
+
+def moved_parameters(model, batch):
+    model(*batch).backward()
+    zero(model)
+    with torch.no_grad():
+        model.head.weight.data = model.head.weight.data.clone() * 2
+    model(*batch).backward()
+
+
+SCENARIOS = [
+    steps,
+    other_batches,
+    accumulation,
+    zeroed_between,
+    zeroed_in_place,
+    own_gradients,
+    gradients_kept,
+    retained,
+    two_forwards,
+    dropped_forward,
+    returned,
+    hooked,
+    moved_parameters,
+]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+@pytest.mark.filterwarnings("ignore:elbowroom")
+def test_a_replayed_step_is_the_launched_step(subject, scenario):
+    found = []
+    for recorded in (False, True):
+        subject.use(recorded=recorded)
+        returned = scenario(subject.model, subject.batch) or []
+        torch.cuda.synchronize()
+        found.append([*returned, *subject.left()])
+    for launched, replayed in zip(*found, strict=True):
+        if launched is None or replayed is None:
+            assert launched is replayed
+        else:
+            torch.testing.assert_close(replayed, launched, rtol=1e-5, atol=1e-7)
+
+
+def test_ordinary_steps_are_replayed(subject):
+    subject.use(recorded=True)
+    steps(subject.model, subject.batch)
+    assert subject.recorder.recording is not None
+    assert subject.recorder._runs >= 3
+
+
+def test_what_a_recording_takes_is_shown_as_allocated(subject):
+    subject.use(recorded=True)
+    zero(subject.model)
+    subject.region.release()
+    subject.recorder._to_wait = 0
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    subject.model(*subject.batch).backward()
+    zero(subject.model)
+    recording = subject.recorder.recording
+    gradients = sum(buffer.untyped_storage().nbytes() for buffer in recording.buffers)
+    taken = torch.cuda.memory_allocated() - before
+    assert taken >= 0.98 * recording.bytes
+    assert taken <= 1.02 * recording.bytes + gradients + 2**20
+    del recording
+    subject.region.release()
+    gc.collect()
+    assert torch.cuda.memory_allocated() <= before + gradients + 2**20
+
+
+def test_the_allocators_settings_are_left_as_they_were(subject):
+    before = torch._C._accelerator_getAllocatorSettings()
+    subject.use(recorded=True)
+    subject.model(*subject.batch).backward()
+    after = torch._C._accelerator_getAllocatorSettings()
+    assert ("expandable_segments:True" in before) == ("expandable_segments:True" in after)
