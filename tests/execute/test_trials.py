@@ -35,7 +35,7 @@ def loop(monkeypatch):
         return [planned(min(MOST, room))] if room >= LEAST else None
 
     def make(measured=lambda size: size, time=lambda size: MOST - size):
-        found = Trials([None], [SimpleNamespace(least=planned(LEAST))])
+        found = Trials([SimpleNamespace(release=lambda: None)], [SimpleNamespace(least=planned(LEAST))])
         found.compiled = []
 
         def attempt(plans):

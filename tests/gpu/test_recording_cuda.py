@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import elbowroom
+from steps import STEPS, descent, zero
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -68,131 +69,13 @@ def subject():
     return Subject()
 
 
-def zero(model):
-    for parameter in model.parameters():
-        parameter.grad = None
-
-
-def steps(model, batch):
-    losses = []
-    for _ in range(3):
-        zero(model)
-        loss = model(*batch)
-        loss.backward()
-        losses.append(loss.detach())
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.sub_(parameter.grad, alpha=0.1)
-    return losses
-
-
-def other_batches(model, batch):
-    losses = []
-    for shift in range(3):
-        zero(model)
-        loss = model(batch[0] + shift, batch[1])
-        loss.backward()
-        losses.append(loss.detach())
-    return losses
-
-
-def accumulation(model, batch):
-    for _ in range(2):
-        zero(model)
-        for shift in range(3):
-            model(batch[0] + shift, batch[1]).backward()
-
-
-def zeroed_between(model, batch):
-    for _ in range(3):
-        loss = model(*batch)
-        zero(model)
-        loss.backward()
-
-
-def zeroed_in_place(model, batch):
-    for _ in range(4):
-        model(*batch).backward()
-        kept = [p.grad.clone() for p in model.parameters()]
-        for parameter in model.parameters():
-            parameter.grad.zero_()
-    return kept
-
-
-def own_gradients(model, batch):
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    model(*batch).backward()
-
-
-def gradients_kept(model, batch):
-    model(*batch).backward()
-    kept = [p.grad for p in model.parameters()]
-    zero(model)
-    model(batch[0] + 1, batch[1]).backward()
-    return kept
-
-
-def retained(model, batch):
-    loss = model(*batch)
-    loss.backward(retain_graph=True)
-    loss.backward()
-
-
-def two_forwards(model, batch):
-    first, second = model(*batch), model(batch[0] + 1, batch[1])
-    (first + second).backward()
-
-
-def dropped_forward(model, batch):
-    model(batch[0] + 1, batch[1])
-    model(*batch).backward()
-
-
-def returned(model, batch):
-    return list(torch.autograd.grad(model(*batch), list(model.parameters())))
-
-
-def hooked(model, batch):
-    model(*batch).backward()
-    hook = model.head.weight.register_hook(lambda gradient: 2 * gradient)
-    zero(model)
-    model(*batch).backward()
-    hook.remove()
-
-
-def moved_parameters(model, batch):
-    model(*batch).backward()
-    zero(model)
-    with torch.no_grad():
-        model.head.weight.data = model.head.weight.data.clone() * 2
-    model(*batch).backward()
-
-
-SCENARIOS = [
-    steps,
-    other_batches,
-    accumulation,
-    zeroed_between,
-    zeroed_in_place,
-    own_gradients,
-    gradients_kept,
-    retained,
-    two_forwards,
-    dropped_forward,
-    returned,
-    hooked,
-    moved_parameters,
-]
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize("kind", STEPS, ids=lambda kind: kind.__name__)
 @pytest.mark.filterwarnings("ignore:elbowroom")
-def test_a_replayed_step_is_the_launched_step(subject, scenario):
+def test_a_replayed_step_is_the_launched_step(subject, kind):
     found = []
     for recorded in (False, True):
         subject.use(recorded=recorded)
-        returned = scenario(subject.model, subject.batch) or []
+        returned = kind(subject.model, subject.batch) or []
         torch.cuda.synchronize()
         found.append([*returned, *subject.left()])
     for launched, replayed in zip(*found, strict=True):
@@ -204,7 +87,7 @@ def test_a_replayed_step_is_the_launched_step(subject, scenario):
 
 def test_ordinary_steps_are_replayed(subject):
     subject.use(recorded=True)
-    steps(subject.model, subject.batch)
+    descent(subject.model, subject.batch)
     assert subject.recorder.recording is not None
     assert subject.recorder._runs >= 3
 
@@ -230,8 +113,9 @@ def test_what_a_recording_takes_is_shown_as_allocated(subject):
 
 
 def test_the_allocators_settings_are_left_as_they_were(subject):
-    before = torch._C._accelerator_getAllocatorSettings()
+    before = torch.cuda.memory._snapshot()["allocator_settings"]
     subject.use(recorded=True)
     subject.model(*subject.batch).backward()
-    after = torch._C._accelerator_getAllocatorSettings()
-    assert ("expandable_segments:True" in before) == ("expandable_segments:True" in after)
+    after = torch.cuda.memory._snapshot()["allocator_settings"]
+    assert before["expandable_segments"] == after["expandable_segments"]
+    assert before["max_split_size"] == after["max_split_size"]

@@ -23,6 +23,7 @@ from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 
+from elbowroom.capture.fusion import is_fusible
 from elbowroom.capture.joint_graph import Captured
 from elbowroom.execute.accumulate import engine_accumulates, is_autograds
 from elbowroom.program import Instruction, Program
@@ -44,6 +45,8 @@ SETTINGS: dict[str, Any] = {
 }
 
 _FAR = 16  # kernels apart
+
+_IMAGES: dict[Any, int] = {aten.convolution.default: 1, aten.convolution_backward.default: 2}  # how many it reads
 
 
 def inductors_layout(captured: Captured) -> bool:
@@ -68,7 +71,8 @@ class Fused:
     """A program compiled: the forward at once, each of its backwards when it is first called.
 
     `channels_last` is the layout of its images. Inductor decides on that for each graph by itself; a backward that
-    recomputes a few convolutions would not take the forward's layout, and convert between the two all the time.
+    recomputes a few convolutions would not take the forward's layout, and convert between the two all the time. Nor
+    does it take it for gradients: they come in the layout that was traced, unless the graph says otherwise.
     """
 
     def __init__(self, captured: Captured, program: Program, channels_last: bool) -> None:
@@ -84,7 +88,7 @@ class Fused:
         computed = [i for i in self.handed if i not in places]
         self._given = [places[i] for i in self.handed if i in places]
         self._order = _merging([i in places for i in self.handed])
-        graph = _forward_graph(captured, program, computed)
+        graph = _forward_graph(captured, program, computed, channels_last)
         inputs = [captured.nodes[i].meta["val"] for i in captured.joint.inputs]
         visible = range(len(captured.forward_outputs))
         aligned = [place for place, i in enumerate(captured.joint.inputs) if i in captured.joint.parameters]
@@ -96,7 +100,7 @@ class Fused:
 
     @property
     def source(self) -> str:
-        backward, _ = _backward_graph(self.captured, self.program, self.parameters, "write")
+        backward, _ = _backward_graph(self.captured, self.program, self.parameters, "write", self.channels_last)
         return f"{self._forward_source}\n\n{backward.python_code('self').src}"
 
     def forward(self, arguments: list[Any]) -> list[Any]:
@@ -135,7 +139,7 @@ class Fused:
         return outputs
 
     def _compile_backward(self, mode: Mode) -> Callable[[list[Any]], list[Any]]:
-        graph, inputs = _backward_graph(self.captured, self.program, self.parameters, mode)
+        graph, inputs = _backward_graph(self.captured, self.program, self.parameters, mode, self.channels_last)
         for place, i in enumerate(self.program.saved):
             inputs[place] = _laid_out(inputs[place], self._strides.get(i))
         aligned = [place for place, i in enumerate(self.program.saved) if i in self._strides]
@@ -204,9 +208,9 @@ def _laid_out(value: Any, stride: Sequence[int] | None) -> Any:
 # --- the graphs ----------------------------------------------------------------------------------------------
 
 
-def _forward_graph(captured: Captured, program: Program, saved: Sequence[int]) -> fx.Graph:
+def _forward_graph(captured: Captured, program: Program, saved: Sequence[int], channels_last: bool) -> fx.Graph:
     """Inputs in AOT autograd's order; its outputs, then what is saved."""
-    writer = _Graph(captured)
+    writer = _Graph(captured, channels_last)
     for i in captured.joint.inputs:
         writer.input(i)
     copies = {i: writer.copy_of(i) for i in saved if i in captured.joint.overwritten}
@@ -218,10 +222,10 @@ def _forward_graph(captured: Captured, program: Program, saved: Sequence[int]) -
 
 
 def _backward_graph(
-    captured: Captured, program: Program, parameters: Sequence[int], mode: Mode
+    captured: Captured, program: Program, parameters: Sequence[int], mode: Mode, channels_last: bool
 ) -> tuple[fx.Graph, list[Any]]:
     """What was saved, then gradients to write to, then those that arrive; and the traced values of all these."""
-    writer = _Graph(captured)
+    writer = _Graph(captured, channels_last)
     for i in program.saved:
         writer.input(i)
     buffers = {}
@@ -254,9 +258,10 @@ def _backward_graph(
 class _Graph:
     """Writes one of the two graphs, instruction by instruction."""
 
-    def __init__(self, captured: Captured) -> None:
+    def __init__(self, captured: Captured, channels_last: bool) -> None:
         assert captured.cones is not None
         self.captured = captured
+        self.channels_last = channels_last
         self.cones = captured.cones
         self.graph = fx.Graph()
         self.values: dict[fx.Node, fx.Node] = {}  # stored values: the latest copy
@@ -279,6 +284,27 @@ class _Graph:
         for node in inside:
             self._inline(node)
         self.values[root] = self.graph.node_copy(root, self._latest)
+        self._lay_out(self.values[root])
+        if instruction.replay and is_fusible(root) and not self.captured.joint.ops[instruction.op].is_view:
+            # Read more than once, it is planned as a value of its own. Inductor would rather compute it inside its
+            # readers, and then store one of those instead: in float32, twice as large.
+            self.values[root] = self._channels_last(self.values[root])
+
+    def _lay_out(self, node: fx.Node) -> None:
+        """Images that a convolution reads, and gradients that its backward reads, in the program's layout."""
+        operands = _IMAGES.get(node.target, 0)
+        with self.graph.inserting_before(node):
+            for place in range(operands):
+                node.update_arg(place, self._channels_last(node.args[place]))  # type: ignore[arg-type]
+
+    def _channels_last(self, node: fx.Node) -> fx.Node:
+        value = node.meta["val"]
+        if not self.channels_last or not isinstance(value, torch.Tensor) or value.dim() != 4:
+            return node
+        strides = torch.empty(value.size(), device="meta", memory_format=torch.channels_last).stride()
+        laid_out = self.graph.call_function(torch.ops.prims.inductor_force_stride_order.default, (node, strides))
+        laid_out.meta["val"] = value
+        return laid_out
 
     def free(self, instruction: Instruction, kept: set[int]) -> None:
         """Forget values, so that nothing that reads them is taken for current."""

@@ -7,7 +7,6 @@ PyTorch allows: those steps are launched, with the same results.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,8 @@ import torch
 
 from elbowroom.execute.accumulate import engine_accumulates, is_autograds
 from elbowroom.execute.fused import Fused, Mode
-from elbowroom.execute.recording import Recording
+from elbowroom.execute.recording import LOG, Recording
+from elbowroom.execute.tickets import Tickets, holders
 
 _MOVES = 2  # recordings made again because parameters were elsewhere; after that they are expected to move on
 _PATIENCE = 8  # steps launched before a recording that was given up is made again: it takes as long as some of them
@@ -31,7 +31,7 @@ class Recorder:
         self._buffers: list[torch.Tensor] = []
         self._lent: list[int] = []  # how often each buffer's storage is held if nobody else holds it
         self._runs = 0
-        self._pending: int | None = None  # the replayed forward whose backward is still to come
+        self._tickets = Tickets()
         self._moves_left = _MOVES
         self._to_wait = 0  # steps
         joint = fused.captured.joint
@@ -48,21 +48,22 @@ class Recorder:
         recording = self._ready(arguments)
         if recording is None:
             outputs = self.fused.forward(arguments)
-            return [*outputs[:count], torch.tensor(-1), *outputs[count:]]
+            return [*outputs[:count], torch.tensor((-1,)), *outputs[count:]]
         handed = [arguments[place] for place in self._handed]
         results = recording.forward(arguments)
         arguments.clear()
-        return [*results, self._ticket(), *handed]
+        self._runs += 1
+        return [*results, self._tickets.issue(self._runs), *handed]
 
     def release(self) -> None:
         """Give the memory back, unless a backward still needs it. Recorded again after some steps in a row."""
-        if self._pending is None and self.recording is not None:
+        if self.recording is not None and not self._tickets.waiting:
             self.recording = None
             self._to_wait = _PATIENCE
 
     def _ready(self, arguments: Sequence[Any]) -> Recording | None:
         """A recording to replay, made now if the program has run in the mode that is wanted."""
-        if self._pending is not None or not self._moves_left:
+        if not self._moves_left or self._tickets.waiting:  # the pool holds the values of one forward
             return None
         parameters = [arguments[place] for place in self._parameters]
         if any(map(is_autograds, parameters)):
@@ -85,19 +86,13 @@ class Recorder:
     def _record(self, arguments: Sequence[Any], parameters: Sequence[torch.Tensor]) -> Recording | None:
         if not self._buffers:
             self._buffers = [torch.empty_like(parameter).detach() for parameter in parameters]
-            self._lent = [_holders(buffer) for buffer in self._buffers]
+            self._lent = [holders(buffer.untyped_storage()) for buffer in self._buffers]
         try:
             return Recording(self.fused, arguments, self._buffers, self._mode)
-        except Exception:  # something that no recording can hold; launching goes on working
+        except Exception as failure:  # something that no recording can hold; launching goes on working
+            LOG.info("not recorded: %s", failure)
             self._moves_left = 0
             return None
-
-    def _ticket(self) -> torch.Tensor:
-        self._runs += 1
-        self._pending = self._runs
-        ticket = torch.tensor(self._runs)
-        weakref.finalize(ticket, _forget, weakref.ref(self), self._runs).atexit = False
-        return ticket
 
     # --- backward ---
 
@@ -107,7 +102,7 @@ class Recorder:
             return self.fused.backward(arguments)
         recording = self.recording
         assert recording is not None
-        assert run == self._pending
+        assert run == self._runs
         handed, arriving = arguments[: len(self._handed)], arguments[len(self._handed) :]
         arguments.clear()
         parameters = [handed[place] for place in self._trained]
@@ -116,11 +111,11 @@ class Recorder:
             # Launched on the recorded values, with memory of its own: rare enough to take more than was planned.
             gradients = self.fused.backward([*recording.handed(handed), *arriving])
             if not again:
-                self._pending = None
+                self._tickets.collect(run)
                 self._moves_left = 0
                 self.release()
             return gradients
-        self._pending = None
+        self._tickets.collect(run)
         return self._replay(recording, parameters, arriving)
 
     def _may_write(self, parameters: Sequence[torch.Tensor]) -> bool:
@@ -128,7 +123,7 @@ class Recorder:
         if not engine_accumulates() or any(map(is_autograds, parameters)):
             return False
         return all(
-            _holders(buffer) == lent + self._is_ours(buffer, parameter)
+            holders(buffer.untyped_storage()) == lent + self._is_ours(buffer, parameter)
             for buffer, parameter, lent in zip(self._buffers, parameters, self._lent, strict=True)
         )
 
@@ -154,14 +149,3 @@ class Recorder:
     @staticmethod
     def _is_ours(buffer: torch.Tensor, parameter: torch.Tensor) -> bool:
         return parameter.grad is not None and parameter.grad.data_ptr() == buffer.data_ptr()
-
-
-def _forget(recorder: weakref.ref[Recorder], run: int) -> None:
-    """A forward is gone without a backward."""
-    found = recorder()
-    if found is not None and found._pending == run:
-        found._pending = None
-
-
-def _holders(tensor: torch.Tensor) -> int:
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))

@@ -16,6 +16,7 @@ import torch
 from elbowroom.capture.joint_graph import Captured, made_real
 from elbowroom.errors import ElbowroomError
 from elbowroom.execute.emit import Emitted, emit, emit_outputs_only
+from elbowroom.execute.tickets import Tickets
 from elbowroom.program import Program, forward_only
 
 
@@ -36,7 +37,7 @@ class Region:
         self.current = -1
         self.channels_last: bool | None = None  # for programs to be compiled; None: as Inductor would decide
         self.runs = 0
-        self.waiting: set[int] = set()  # forwards that hold what they saved for a backward still to come
+        self.tickets = Tickets()  # one for each forward
         self.watch: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered around every program run
         self.at_first: Callable[[Region], None] | None = None  # installs a program before the first run, if none is
         self.example: list[Callable[[], torch.Tensor | None]] = []  # what it was called with when looked at
@@ -95,22 +96,15 @@ class Region:
         self.runs += 1
         with self.watch():
             outputs = self.programs[self.current][1].forward(arguments)
-        outputs.append(self._ticket())
+        outputs.append(self.tickets.issue(self.runs, self.current))
         return outputs
-
-    def _ticket(self) -> torch.Tensor:
-        """Tells the backward which program, and which run of it, it belongs to; dies with what was saved."""
-        ticket = torch.tensor((self.current, self.runs))
-        self.waiting.add(self.runs)
-        weakref.finalize(ticket, self.waiting.discard, self.runs).atexit = False
-        return ticket
 
     def backward(self, arguments: list[Any]) -> list[Any]:
         at = len(arguments) - len(self.captured.joint.arriving) - 1
-        number, run = arguments.pop(at).tolist()
+        run, number = arguments.pop(at).tolist()
         if number < 0:
             raise ElbowroomError("this forward ran only to look at the model; call the fitted model again")
-        self.waiting.discard(run)
+        self.tickets.collect(run)
         with self.watch():
             gradients: list[Any] = self.programs[number][1].backward(arguments)
         return gradients
@@ -125,7 +119,7 @@ class Region:
             outputs = self._look(arguments)
         except torch.OutOfMemoryError:
             outputs = self._zeros(given)
-        return [*outputs, torch.tensor((-1, 0))]
+        return [*outputs, torch.tensor((0, -1))]
 
     def _zeros(self, given: list[Any]) -> list[Any]:
         """Outputs that only look right. Unfused, a forward may take more memory than the step that is to be planned;

@@ -97,7 +97,7 @@ class Session:
         elif not all(region.runs > runs for region, runs in before.items()):
             self._say_unplanned("PyTorch ran it without the planned program; something it checks has changed")
         for region in before:
-            if len(region.waiting) > entry.regions.count(region):
+            if len(region.tickets.waiting) > entry.regions.count(region):
                 self._say_unplanned(
                     f"more than {self.settings.forwards} of its forwards wait for their backward; pass forwards=…"
                 )

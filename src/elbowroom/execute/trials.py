@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from elbowroom.capture.joint_graph import made_real
 from elbowroom.execute.fused import Fused, inductors_layout
-from elbowroom.execute.recording import Recording, recordable
+from elbowroom.execute.recording import LOG, Recording, recordable
 from elbowroom.execute.region import Region
 from elbowroom.measuring.memory import measure
 from elbowroom.measuring.ops import cuda_seconds, made_up
@@ -198,7 +198,8 @@ def try_program(region: Region, number: int, between_bytes: int, outside_bytes: 
             return [launched]
         try:
             recorded = _try_recorded(fused, inputs, buffers, outside_bytes)
-        except Exception:  # what cannot be recorded is launched
+        except Exception as failure:  # what cannot be recorded is launched
+            LOG.info("not recorded: %s", failure)
             return [launched]
         # Now and then it will be launched all the same: both must fit.
         return [launched, replace(recorded, peak_bytes=max(launched.peak_bytes, recorded.peak_bytes))]

@@ -1,0 +1,195 @@
+"""When a recording may be replayed, and what happens when it may not: on the CPU, with a recording made of launches.
+
+It behaves as CUDA graphs do: parameters are read where they were, one forward's values are there at a time and are
+gone after its backward, gradients go to fixed buffers.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import elbowroom  # noqa: E402
+from elbowroom.execute import recorder  # noqa: E402
+from steps import STEPS, accumulation, descent, zero  # noqa: E402
+
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "clang++"))), reason="Inductor needs a C++ compiler for the CPU"
+)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(16, 16)
+        self.drop = nn.Dropout(0.1)
+        self.norm = nn.BatchNorm1d(16)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x, labels):
+        return F.cross_entropy(self.head(self.drop(self.norm(self.body(x)))), labels)
+
+
+class Recording:
+    """Launches, with the restrictions of a recording."""
+
+    made = 0
+
+    def __init__(self, fused, arguments, buffers, mode):
+        assert mode in fused.has_run
+        Recording.made += 1
+        self.fused, self.buffers, self.mode = fused, buffers, mode
+        joint = fused.captured.joint
+        self.fixed = fused.captured.fixed_inputs | set(joint.overwritten)
+        self.places = [place for place, i in enumerate(joint.inputs) if i in self.fixed]
+        self.parameters = {place: arguments[place] for place in self.places}
+        self.addresses = {place: tensor.data_ptr() for place, tensor in self.parameters.items()}
+        self.values = None
+
+    def reads(self, arguments):
+        return all(arguments[place].data_ptr() == address for place, address in self.addresses.items())
+
+    def forward(self, arguments):
+        given = [self.parameters.get(place, value) for place, value in enumerate(arguments)]
+        outputs = self.fused.forward(given)
+        count = len(self.fused.captured.forward_outputs)
+        self.values = outputs[count:]
+        return [value.clone() for value in outputs[:count]]
+
+    def backward(self, arriving):
+        values, self.values = self.values, None
+        return self.fused.run_backward([*values, *arriving], self.buffers, self.mode)
+
+    def handed(self, inputs):
+        given = iter(inputs)
+        pairs = zip(self.fused.handed, self.values, strict=True)
+        return [next(given) if i in self.fixed else value for i, value in pairs]
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    batch = torch.randn(32, 16), torch.randint(4, (32,))
+    model = elbowroom.fit(Net(), *batch, budget="1GiB", kernels="inductor", times="estimate")
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    yield model, batch, state
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def use(fitted, monkeypatch):
+    """Installs the program, launched or recorded, in a model as it was at first."""
+    model, _, state = fitted
+    (entry,) = model.elbowroom.entries.values()
+    (region,) = entry.regions
+    program = region.program
+    monkeypatch.setattr(recorder, "Recording", Recording)
+
+    def install(*, recorded):
+        region.install(program, recorded=recorded)
+        zero(model)
+        model.load_state_dict(state)
+        torch.manual_seed(7)
+        serving = region.programs[region.current][1].recorder
+        if recorded:
+            serving._to_wait, serving._moves_left, Recording.made = 0, 2, 0
+        return serving
+
+    yield install
+    region.install(program)
+
+
+def left(model):
+    gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    return [*gradients, *(b.clone() for b in model.buffers()), torch.get_rng_state()]
+
+
+@pytest.mark.parametrize("kind", STEPS, ids=lambda kind: kind.__name__)
+@pytest.mark.filterwarnings("ignore:elbowroom")
+def test_a_replayed_step_is_the_launched_step(fitted, use, kind):
+    model, batch, _ = fitted
+    found = []
+    for recorded in (False, True):
+        use(recorded=recorded)
+        returned = kind(model, batch) or []
+        found.append([*returned, *left(model)])
+    for launched, replayed in zip(*found, strict=True):
+        if launched is None or replayed is None:
+            assert launched is replayed
+        else:
+            torch.testing.assert_close(replayed, launched, rtol=1e-5, atol=1e-7)
+
+
+def test_ordinary_steps_are_replayed_from_one_recording(fitted, use):
+    model, batch, _ = fitted
+    serving = use(recorded=True)
+    before = serving._runs
+    descent(model, batch)
+    assert (Recording.made, serving._runs - before) == (1, 3)
+
+
+def test_accumulation_is_replayed_once_its_backward_has_run(fitted, use):
+    model, batch, _ = fitted
+    serving = use(recorded=True)
+    accumulation(model, batch)
+    assert serving.recording.mode == "add"
+    before = serving._runs
+    accumulation(model, batch)
+    assert serving._runs - before == 6
+
+
+def test_a_recording_that_was_given_up_is_made_again_after_some_steps(fitted, use):
+    model, batch, _ = fitted
+    serving = use(recorded=True)
+    descent(model, batch)
+    zero(model)
+    serving.release()
+    assert serving.recording is None
+    for _ in range(recorder._PATIENCE):
+        model(*batch).backward()
+        zero(model)
+        assert serving.recording is None
+    model(*batch).backward()
+    assert serving.recording is not None
+
+
+def test_memory_is_not_given_up_while_a_backward_needs_it(fitted, use):
+    model, batch, _ = fitted
+    serving = use(recorded=True)
+    descent(model, batch)
+    zero(model)
+    loss = model(*batch)
+    serving.release()
+    assert serving.recording is not None
+    loss.backward()
+    serving.release()
+    assert serving.recording is None
+
+
+def test_what_cannot_be_recorded_is_launched(fitted, use, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("an operator waits for the device")
+
+    model, batch, _ = fitted
+    serving = use(recorded=True)
+    monkeypatch.setattr(recorder, "Recording", fails)
+    model(*batch).backward()
+    assert serving.recording is None
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_another_shape_gets_the_memory(fitted, use):
+    model, batch, _ = fitted
+    serving = use(recorded=True)
+    descent(model, batch)
+    zero(model)
+    model(batch[0][:8], batch[1][:8]).backward()
+    assert serving.recording is None
+    model.elbowroom.entries.popitem()
