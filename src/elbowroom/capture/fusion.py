@@ -13,6 +13,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -49,6 +50,7 @@ def contract(captured: Captured) -> Captured:
                 replay_reads=boundary,
                 makes=tuple((storage, storage_bytes[storage]) for storage, _ in op.makes),
                 reusable=_overwritable(op, nodes[old], boundary, ops),
+                workspace=_stored_meanwhile(captured, old, stored),
                 fused_sequences=_sequences(op, cones[new]),
                 random=False,  # seeds are kept, so nothing draws twice
                 key=_cone_key(cones[new], keys),
@@ -93,7 +95,16 @@ def is_fusible(node: fx.Node) -> bool:
 
 
 def is_reduction(node: fx.Node) -> bool:
-    return getattr(node.target, "_overloadpacket", None) in _REDUCTIONS
+    return _overload_packet(node) in _REDUCTIONS
+
+
+def reads_windows(node: fx.Node) -> bool:
+    """Whether the compiler stores what a node reads, for the while that it runs."""
+    return _overload_packet(node) in _WINDOWS
+
+
+def _overload_packet(node: fx.Node) -> Any:
+    return getattr(node.target, "_overloadpacket", None)
 
 
 _REDUCTIONS = {
@@ -107,6 +118,10 @@ _FUSIBLE = {
     aten._unsafe_masked_index, aten.max_pool2d_with_indices_backward, aten.reflection_pad2d, aten.flip, aten.tril,
     aten.scalar_tensor, prims.inductor_lookup_seed, prims.inductor_random, prims.inductor_randint, aten.copy_,
 }  # fmt: skip
+# These read several elements for each one they write, so the compiler stores what they read. Of the backward ones,
+# that and their own value serve other kernels, too.
+_WINDOWS = {prims._low_memory_max_pool_with_offsets, aten.avg_pool2d}
+_WINDOWS_BACKWARD = {aten.max_pool2d_with_indices_backward, aten.avg_pool2d_backward}
 
 
 def _stored(captured: Captured) -> tuple[set[int], dict[int, tuple[int, ...]]]:
@@ -118,7 +133,9 @@ def _stored(captured: Captured) -> tuple[set[int], dict[int, tuple[int, ...]]]:
     for i in (*joint.forward, *joint.backward):
         boundary: dict[int, None] = {}
         for read in joint.ops[i].reads:
-            if joint.ops[read].kind in ("input", "gradient") or read in stored:
+            if joint.ops[read].kind in ("input", "gradient") or (
+                read in stored and read != _only_measured(captured, i)
+            ):
                 boundary[read] = None
             else:
                 boundary.update(dict.fromkeys(reads[read]))
@@ -138,14 +155,31 @@ def _must_be_stored(captured: Captured) -> set[int]:
     stored = set(returned) | {_behind_views(captured, i) for i in returned}
     for i in (*joint.forward, *joint.backward):
         op, node = joint.ops[i], nodes[i]
-        if is_getitem(node) or op.random or is_reduction(node) or node.target is aten.cat.default:
-            stored.add(i)
-        elif node.op != "get_attr" and not op.is_view and not is_fusible(node):
+        computed = node.op != "get_attr" and not op.is_view and not is_getitem(node)
+        if computed and (not is_fusible(node) or _overload_packet(node) in _WINDOWS_BACKWARD):
             stored.add(i)
             stored.update(_behind_views(captured, read) for read in op.reads)
-        elif not op.storable:
+        elif (
+            is_getitem(node) or is_reduction(node) or node.target is aten.cat.default or op.random or not op.storable
+        ):
             stored.add(i)
     return {i for i in stored if joint.ops[i].kind in ("forward", "backward") and nodes[i].op != "get_attr"}
+
+
+def _only_measured(captured: Captured, i: int) -> int | None:
+    """What an operator reads for its shape alone: to the compiler, that is no reason to store it."""
+    if captured.nodes[i].target is not aten.max_pool2d_with_indices_backward.default:
+        return None
+    image = captured.nodes[i].args[1]
+    return next(read for read in captured.joint.ops[i].reads if captured.nodes[read] is image)
+
+
+def _stored_meanwhile(captured: Captured, i: int, stored: set[int]) -> int:
+    """Bytes of what an operator that reads windows has the compiler store."""
+    if not reads_windows(captured.nodes[i]):
+        return 0
+    read = (_behind_views(captured, read) for read in captured.joint.ops[i].reads)
+    return sum(captured.joint.ops[r].bytes for r in read if r not in stored)
 
 
 def _drawn(captured: Captured) -> set[int]:
@@ -181,8 +215,10 @@ def _cone(captured: Captured, root: int, stored: set[int]) -> tuple[fx.Node, ...
         return ()
     inside, waiting = {root}, [root]
     while waiting:
-        for read in ops[waiting.pop()].reads:
-            if read not in stored and read not in inside and ops[read].kind in ("forward", "backward"):
+        reader = waiting.pop()
+        for read in ops[reader].reads:
+            outside = read in stored and read != _only_measured(captured, reader)
+            if not outside and read not in inside and ops[read].kind in ("forward", "backward"):
                 inside.add(read)
                 waiting.append(read)
     return tuple(captured.nodes[i] for i in sorted(inside))

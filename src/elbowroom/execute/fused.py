@@ -23,7 +23,7 @@ from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 
-from elbowroom.capture.fusion import is_fusible
+from elbowroom.capture.fusion import is_fusible, reads_windows
 from elbowroom.capture.joint_graph import Captured
 from elbowroom.execute.accumulate import engine_accumulates, is_autograds
 from elbowroom.program import Instruction, Program
@@ -237,6 +237,8 @@ def _backward_graph(
     returned = {i: gradient for i, gradient in enumerate(captured.backward_outputs) if gradient is not None}
     for instruction in program.backward:
         writer.run(instruction)
+        if not instruction.accumulates:
+            writer.store(instruction)
         value = writer.values[captured.nodes[instruction.op]]
         for i in instruction.accumulates:
             if mode != "return":
@@ -285,9 +287,18 @@ class _Graph:
             self._inline(node)
         self.values[root] = self.graph.node_copy(root, self._latest)
         self._lay_out(self.values[root])
-        if instruction.replay and is_fusible(root) and not self.captured.joint.ops[instruction.op].is_view:
-            # Read more than once, it is planned as a value of its own. Inductor would rather compute it inside its
-            # readers, and then store one of those instead: in float32, twice as large.
+        if reads_windows(root):  # later readers shall not take what was stored for this one
+            for node in inside:
+                self._inlined.pop(node, None)
+
+    def store(self, instruction: Instruction) -> None:
+        """Has the compiler store an image that is planned as a value of its own, because it is read more than once.
+
+        It might rather compute it inside its readers, keep all that it reads until the last of them, and then store
+        one of those instead: in float32, twice as large.
+        """
+        root = self.captured.nodes[instruction.op]
+        if is_fusible(root) and not self.captured.joint.ops[instruction.op].is_view:
             self.values[root] = self._channels_last(self.values[root])
 
     def _lay_out(self, node: fx.Node) -> None:
