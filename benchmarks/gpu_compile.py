@@ -73,6 +73,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--alone", action="store_true", help="also time compiling, with nothing beside it")
     parser.add_argument("--peers", nargs="*", choices=("compile", "budget", "blocks"), help="only these kinds")
     parser.add_argument("--extra", nargs="*", type=float, metavar="MIB", help="rooms for ours besides the peers'")
+    parser.add_argument("--only-peers", action="store_true", help="leave ours for another run on the same machine")
+    parser.add_argument("--with", dest="known", type=Path, metavar="FILE", help="that run's --json: its peers")
     parser.add_argument("--tiny", action="store_true", help="small models on the CPU, to try the script")
     parser.add_argument("--show", nargs="+", type=Path, metavar="FILE", help="the table of earlier --json files")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
@@ -80,6 +82,7 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     known = TINY_MODELS if options.tiny else MODELS
     options.models = options.models or (list(known) if options.tiny else [])
+    options.known = [Row(**row) for row in json.loads(options.known.read_text())["rows"]] if options.known else []
     if unknown := set(options.models) - set(known):
         parser.error(f"--models: no model {min(unknown)!r}; known: {', '.join(known)}")
     if not options.models and not options.show and not options.cell:
@@ -110,8 +113,10 @@ def run_model(name: str, options: argparse.Namespace, book: Book) -> None:
         run_cells([Cell(name, PLAIN, "alone")], options, book.add)
         room = int(ALONE * (book.rows[-1].peak_bytes or 0))
         run_cells([Cell(name, FIRST, "alone", room_bytes=room)], options, book.add)
-    found: list[Row] = []
-    run_cells(peers, options, lambda row: found.append(book.add(row)))
+    found = [book.add(row) for row in options.known if row.model == name and row.kind != "ours"]
+    run_cells([] if found else peers, options, lambda row: found.append(book.add(row)))
+    if options.only_peers:
+        return
     peers_found = sorted((row for row in found if row.ms), key=lambda row: -row.peak_bytes)
     rooms = [(f"elbowroom as {peer.how}", peer.peak_bytes) for peer in peers_found]
     extra = EXTRA_MIB.get(name, ()) if options.extra is None else options.extra

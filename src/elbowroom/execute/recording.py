@@ -51,8 +51,9 @@ class Recording:
         self._pool = torch.cuda.graph_pool_handle()
         device = fused.captured.device
         self._stream = torch.cuda.Stream(device)
-        with torch.cuda.device(device), torch.no_grad(), _expandable_segments(), _workspaces_inside():
-            self._record(list(arguments), {joint.inputs[place] for place in self._fixed})
+        with torch.cuda.device(device), torch.no_grad():
+            with _expandable_segments(), _workspaces_inside():
+                self._record(list(arguments), {joint.inputs[place] for place in self._fixed})
             self._held = self._hold()
 
     @property
