@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from elbowroom.problem import Chain, Join, Saving, Stage
+from elbowroom.problem import Chain, Graph, Join, Node, Saving, Stage
 
 
 def random_chain(rng: Random, stages: int, *, alternatives: bool = False, any_gradients: bool = False) -> Chain:
@@ -75,3 +75,11 @@ def random_join(rng: Random, branches: int, longest: int) -> Join:
     lengths = tuple(rng.randint(0, longest) for _ in range(branches))
     keep = tuple(rng.randint(0, 1) for _ in range(branches))
     return Join(lengths, rng.randint(0, 3), rng.randint(0, 3), rng.randint(0, 3), keep)
+
+
+def random_graph(rng: Random, nodes: int, density: float = 0.4) -> Graph:
+    """Small sizes and times; edges lead from lower to higher numbers, shuffled."""
+    names = list(range(nodes))
+    rng.shuffle(names)
+    edges = [(names[i], names[j]) for j in range(nodes) for i in range(j) if rng.random() < density]
+    return Graph(tuple(Node(f"v{v}", rng.randint(0, 5), rng.randint(0, 6)) for v in range(nodes)), tuple(edges))

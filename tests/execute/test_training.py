@@ -581,7 +581,7 @@ def test_forwards_in_flight_are_counted_and_said():
             sum(two(*batch(seed=seed)) for seed in range(2)).backward()
     (entry,) = two.elbowroom.entries.values()
     assert len(entry.regions) == 2
-    assert not entry.regions[0].waiting
+    assert not entry.regions[0].tickets.waiting
 
 
 def test_a_model_with_backward_hooks_runs_stage_by_stage():

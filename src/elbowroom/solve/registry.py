@@ -11,6 +11,10 @@ from elbowroom.solve.floating import Floating
 from elbowroom.solve.join import JoinOptimal
 from elbowroom.solve.least_peak import LeastPeak
 from elbowroom.solve.least_peak_quadratic import LeastPeakQuadratic
+from elbowroom.solve.lower_sets import LowerSets
+from elbowroom.solve.lower_sets_approx import LowerSetsApprox
+from elbowroom.solve.lower_sets_approx_memory import LowerSetsApproxMemory
+from elbowroom.solve.lower_sets_memory import LowerSetsMemory
 from elbowroom.solve.method import Method
 from elbowroom.solve.persistent import Persistent
 from elbowroom.solve.revolve import Revolve
@@ -32,6 +36,10 @@ METHODS: dict[str, Method] = {
         CheckpointSum(),
         JoinOptimal(),
         EquivChain(),
+        LowerSets(),
+        LowerSetsApprox(),
+        LowerSetsMemory(),
+        LowerSetsApproxMemory(),
     )
 }
 

@@ -1,0 +1,298 @@
+"""Sequences of lower sets and the strategy that each stands for (002 §3–4): what all four methods on them share.
+
+A *lower set* contains all predecessors of its nodes. A growing sequence of them cuts a graph into parts. The forward
+computes part after part and keeps of each only its *boundary*, the values that later parts read. The backward takes
+the parts in reverse, computes each again from the boundaries kept, and reverses it. Nodes that lead nowhere outside
+their part are not computed twice, though 002's Eq. 1 counts them: only the backward needs them. So all of the last
+part is computed once.
+
+The memory of part i is M(U) + 2 M(V) + M(∂L): the boundaries kept before it, its own values and gradients, and the
+gradients of the boundary it starts from. 002's Eq. 2 has two other terms for the last one, because its framework
+keeps the gradients of readers where the referee keeps those of what is read; `Accounting.PAPER` counts like that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elbowroom.errors import InputError
+from elbowroom.problem import Graph
+from elbowroom.schedule import Backward, Discard, Forward, Operation
+from elbowroom.solve.kernels.lower_sets import Words, count_steps, fill_fronts, fill_steps, is_reachable
+from elbowroom.solve.kernels.rows import Floats, Ints
+
+MOST_SETS = 40_000
+MOST_STEPS = 30_000_000
+MOST_PAIRS = 2_000  # of time and memory, for each set
+FEWER_PAIRS = 2**17  # for all sets together, where the answer is not exact anyway
+
+Mask = int  # a set of nodes, one bit for each
+
+
+class Accounting(Enum):
+    """Which gradients are in memory beside those of the part that is reversed."""
+
+    REFEREE = "those of the boundary it starts from"
+    PAPER = "those of the nodes that read it, and what these read besides (002 Eq. 2)"
+
+
+# --- families of lower sets ----------------------------------------------------------------------------------
+
+
+def all_lower_sets(graph: Graph) -> list[Mask]:
+    """Every one, the empty set included."""
+    needed = [sum(1 << u for u in graph.predecessors[v]) for v in range(len(graph))]
+    roots = sum(1 << v for v in range(len(graph)) if not needed[v])
+    ready = {0: roots}  # for each set, the nodes that may join it
+    layer = [0]
+    while layer:
+        following: dict[Mask, Mask] = {}
+        for mask in layer:
+            left = ready[mask]
+            while left:
+                bit = left & -left
+                left ^= bit
+                larger = mask | bit
+                if larger not in following:
+                    v = bit.bit_length() - 1
+                    joined = sum(1 << w for w in graph.successors[v] if not needed[w] & ~larger)
+                    following[larger] = (ready[mask] ^ bit) | joined
+        ready |= following
+        if len(ready) > MOST_SETS:
+            raise InputError(
+                "nodes", f"have more than {MOST_SETS:,} lower sets, too many to try all; use 'lower-sets-approx'"
+            )
+        layer = list(following)
+    return list(ready)
+
+
+def pruned_lower_sets(graph: Graph) -> list[Mask]:
+    """For each node, what it depends on and itself (002 §4.3); and the empty set and the whole graph."""
+    below = [0] * len(graph)
+    for v in graph.order:
+        below[v] = 1 << v
+        for u in graph.predecessors[v]:
+            below[v] |= below[u]
+    return [0, *below, (1 << len(graph)) - 1]
+
+
+# --- the dynamic program -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Steps:
+    offsets: Ints
+    sources: Ints
+    need: Ints
+    keep: Ints
+    again: Floats
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A growing sequence of lower sets, the empty one left out, and whether nothing was left untried."""
+
+    masks: tuple[Mask, ...]
+    is_exact: bool
+
+
+class LowerSetTable:
+    """The dynamic program over one family of lower sets of one graph."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        family: Iterable[Mask],
+        accounting: Accounting = Accounting.REFEREE,
+        *,
+        approximate: bool = False,
+    ) -> None:
+        self.graph = graph
+        self.masks = sorted(set(family), key=lambda mask: (mask.bit_count(), mask))
+        count, nodes = len(self.masks), len(graph)
+        self.most_pairs = max(16, min(MOST_PAIRS, FEWER_PAIRS // count)) if approximate else MOST_PAIRS
+        self.node_bytes: Ints = np.array([node.bytes for node in graph.nodes], dtype=np.int64)
+        self.node_times: Floats = np.array([node.time for node in graph.nodes], dtype=np.float64)
+        width = (nodes + 63) // 64
+        packed = b"".join(mask.to_bytes(8 * width, "little") for mask in self.masks)
+        self.words: Words = np.frombuffer(packed, dtype="<u8").astype(np.uint64).reshape(count, width)
+        bits = np.unpackbits(np.frombuffer(packed, dtype=np.uint8).reshape(count, -1), axis=1, bitorder="little")
+        self._inside: NDArray[np.bool_] = bits[:, :nodes].astype(bool)
+        self.sizes: Ints = self._inside @ self.node_bytes
+        self.times: Floats = self._inside @ self.node_times
+        boundary = self._boundary()
+        self.boundary_starts, self.boundary = _listed(boundary)
+        self.ending_starts, self.ending = _listed(self._ending(boundary))
+        nothing = np.zeros(count, dtype=np.int64)
+        referee = accounting is Accounting.REFEREE
+        self.before: Ints = boundary @ self.node_bytes if referee else nothing
+        self.after: Ints = nothing if referee else self._readers_bytes()
+
+    @cached_property
+    def least_budget(self) -> int:
+        """The smallest budget that some sequence keeps."""
+        high = int(2 * self.sizes[-1] + self.before[0] + self.after[-1])  # the whole graph as one part
+        steps = self._steps(high)
+        low = 0
+        while low < high:
+            middle = (low + high) // 2
+            if is_reachable(steps.offsets, steps.sources, steps.need, steps.keep, middle):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def fastest(self, budget: int) -> Chosen:
+        """The sequence with the least time within the budget."""
+        steps = self._steps(budget)
+        # What takes longer than the answer need not be looked at: the answer is guessed, and the guess doubled.
+        most_time = float(self.times[-1]) / 64
+        while most_time < self.times[-1]:
+            found = self._best(steps, budget, 1.0, most_time)
+            if found is not None:
+                return found
+            most_time *= 2
+        found = self._best(steps, budget, 1.0, math.inf)
+        assert found is not None, "a budget below the least"
+        return found
+
+    def coarsest(self, budget: int) -> Chosen:
+        """The sequence that computes most again within the budget (002 §4.4: its parts are large)."""
+        steps = self._steps(budget)
+        last = steps.offsets[-2]  # here the last part is as good as any
+        steps.again[last:] = self.times[-1] - self.times[steps.sources[last:]]
+        found = self._best(steps, budget, -1.0, math.inf)
+        assert found is not None, "a budget below the least"
+        return found
+
+    def _best(self, steps: _Steps, budget: int, sign: float, most_time: float) -> Chosen | None:
+        arguments = steps.offsets, steps.sources, steps.need, steps.keep, steps.again
+        starts, _, _, origins, thinned = fill_fronts(*arguments, budget, most_time, sign, self.most_pairs)
+        if starts[-1] == starts[-2]:
+            return None
+        at = int(starts[-2])  # the first pair of the whole graph is the best
+        masks = []
+        while at > 0:
+            masks.append(self.masks[int(np.searchsorted(starts, at, side="right")) - 1])
+            at = int(origins[at])
+        return Chosen(tuple(reversed(masks)), not thinned)
+
+    def _steps(self, limit: int) -> _Steps:
+        offsets = np.zeros(len(self.masks) + 1, dtype=np.int64)
+        count_steps(self.words, self.sizes, self.before, self.after, limit, offsets)
+        count = int(offsets[-1])
+        if count > MOST_STEPS:
+            raise InputError("nodes", f"allow {count:,} steps between lower sets, too many; use 'lower-sets-approx'")
+        steps = _Steps(
+            offsets,
+            np.empty(count, dtype=np.int64),
+            np.empty(count, dtype=np.int64),
+            np.empty(count, dtype=np.int64),
+            np.empty(count),
+        )
+        fill_steps(
+            self.words, self.sizes, self.before, self.after, limit, self.boundary_starts, self.boundary,
+            self.ending_starts, self.ending, self.node_bytes, self.node_times, self.times, steps.sources, steps.need,
+            steps.keep, steps.again,
+        )  # fmt: skip
+        return steps
+
+    def _boundary(self) -> NDArray[np.bool_]:
+        """For each set, its nodes that have a reader outside."""
+        read_outside = np.zeros_like(self._inside)
+        for u, v in self.graph.edges:
+            read_outside[:, u] |= ~self._inside[:, v]
+        return self._inside & read_outside
+
+    def _ending(self, boundary: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """For each set, its nodes that lead nowhere outside it."""
+        leading = boundary.copy()
+        for v in reversed(self.graph.order):
+            for w in self.graph.successors[v]:
+                leading[:, v] |= leading[:, w]
+        return self._inside & ~leading
+
+    def _readers_bytes(self) -> Ints:
+        """002 Eq. 2 (iii) and (iv): nodes outside that read the set, and nodes outside that these read."""
+        readers, read = np.zeros_like(self._inside), np.zeros_like(self._inside)
+        for u, v in self.graph.edges:
+            readers[:, v] |= self._inside[:, u]
+        for u, v in self.graph.edges:
+            read[:, u] |= readers[:, v]
+        outside = ~self._inside
+        return np.asarray((readers & outside) @ self.node_bytes + (read & outside) @ self.node_bytes)
+
+
+def _listed(members: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """The members of all sets in a row, and where those of each begin."""
+    starts = np.concatenate(([0], np.cumsum(members.sum(axis=1)))).astype(np.int64)
+    return starts, np.nonzero(members)[1].astype(np.int64)
+
+
+# --- from a sequence to a schedule ---------------------------------------------------------------------------
+
+
+def canonical_schedule(graph: Graph, masks: Sequence[Mask]) -> tuple[Operation, ...]:
+    """The strategy that a sequence stands for. Values are discarded at the end of their part, not earlier."""
+    operations: list[Operation] = []
+    kept: set[int] = set()
+    parts = list(_parts(graph, masks))
+    for mask, part in zip(masks, parts, strict=True):
+        operations += [Forward(v, "all") for v in part]
+        boundary = {v for v in part if _is_read(graph, v, mask)}
+        kept |= boundary
+        if mask != masks[-1]:
+            operations += [Discard(v) for v in part if v not in boundary]
+    for mask, part in zip(reversed(masks), reversed(parts), strict=True):
+        if mask != masks[-1]:
+            operations += [Forward(v, "all") for v in part if v not in kept]
+        operations += [Backward(v) for v in reversed(part)]
+    return tuple(operations)
+
+
+def canonical_time(graph: Graph, masks: Sequence[Mask]) -> float:
+    """The time of that schedule, once what nobody reads is left out: every node, and again what is recomputed."""
+    again = [graph.nodes[v].time for v in recomputed(graph, masks[:-1])]
+    return math.fsum([*(node.time for node in graph.nodes), *again])
+
+
+def recomputed(graph: Graph, masks: Sequence[Mask]) -> list[int]:
+    """The nodes of these parts that are in no boundary, and lead to one."""
+    found = []
+    for mask, part in zip(masks, _parts(graph, masks), strict=True):
+        leading = {v for v in part if _is_read(graph, v, mask)}
+        for v in reversed(part):
+            if v not in leading and any(w in leading for w in graph.successors[v]):
+                leading.add(v)
+                found.append(v)
+    return found
+
+
+def formula_peak(graph: Graph, masks: Sequence[Mask]) -> int:
+    """The memory of the most expensive part, as the dynamic program counts it."""
+    peak = kept = done = 0
+    for mask, part in zip(masks, _parts(graph, masks), strict=True):
+        arriving = sum(graph.nodes[v].bytes for v in range(len(graph)) if done >> v & 1 and _is_read(graph, v, done))
+        peak = max(peak, kept + 2 * sum(graph.nodes[v].bytes for v in part) + arriving)
+        kept += sum(graph.nodes[v].bytes for v in part if _is_read(graph, v, mask))
+        done = mask
+    return peak
+
+
+def _is_read(graph: Graph, v: int, mask: Mask) -> bool:
+    """Whether a node of the set has a reader outside."""
+    return any(not mask >> w & 1 for w in graph.successors[v])
+
+
+def _parts(graph: Graph, masks: Sequence[Mask]) -> Iterable[list[int]]:
+    done = 0
+    for mask in masks:
+        yield [v for v in graph.order if (mask & ~done) >> v & 1]
+        done = mask
