@@ -10,9 +10,10 @@ from elbowroom.errors import InputError
 from elbowroom.problem import Chain, Graph, Join, Node, Stage
 from elbowroom.schedule import simulate
 from elbowroom.solve import AUTO, METHODS, Options, Status, solve
-from problems import byte_chain, random_chain, random_join
+from problems import byte_chain, random_chain, random_graph, random_join
 
 CHAIN_METHODS = [name for name, method in METHODS.items() if "chain" in method.kinds]
+GRAPH_METHODS = [name for name, method in METHODS.items() if "graph" in method.kinds]
 JOIN_METHODS = [name for name, method in METHODS.items() if "join" in method.kinds]
 EXACT_CHAIN_METHODS = [name for name in CHAIN_METHODS if METHODS[name].exact]
 
@@ -175,7 +176,32 @@ def test_graphs_can_be_stored_and_run():
     result = solve(graph, 1000)
     check(graph, result, 1000)
     assert result.time == 4
-    assert not solve(graph, result.peak_bytes - 1).feasible
+    assert solve(graph, result.peak_bytes - 1, "store-all").status is Status.INFEASIBLE
+
+
+def small_graphs(count):
+    rng = Random(31)
+    return [random_graph(rng, rng.randint(1, 10)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", [*GRAPH_METHODS, AUTO])
+def test_graph_schedules_are_what_they_claim(name):
+    for graph in small_graphs(40):
+        floor = least(graph, "lower-sets" if name == AUTO else name)
+        for budget in (floor, floor + 1, floor + 6, floor + 100):
+            result = solve(graph, budget, name)
+            assert result.feasible
+            check(graph, result, budget)
+        assert floor == 0 or not solve(graph, floor - 1, name).feasible
+
+
+def test_auto_takes_a_method_by_the_number_of_lower_sets():
+    narrow = Graph(tuple(Node(f"v{i}", 1, 2) for i in range(9)), tuple((i, i + 1) for i in range(8)))
+    assert solve(narrow, least(narrow, "lower-sets")).solver == "lower-sets"
+    broad = Graph(tuple(Node(f"v{i}", 1, 2) for i in range(31)), tuple((i, 30) for i in range(30)))
+    everything = least(broad, "store-all")
+    assert solve(broad, everything).solver == "store-all"
+    assert solve(broad, everything - 1).solver == "lower-sets-approx"
 
 
 def test_exact_methods_order():

@@ -253,3 +253,37 @@ def test_liveness_discards_at_once_and_leaves_out_what_nobody_reads():
     wasteful = [a, b, Discard(0), a, Discard(0), c, Backward(2), a, Backward(1), Backward(0)]
     live = [a, b, Discard(0), c, Backward(2), a, Backward(1), Backward(0)]
     assert with_liveness(graph, wasteful) == tuple(live)
+
+
+# --- chen ---
+
+
+def test_chen_cuts_where_one_node_joins_both_sides():
+    """Two diamonds in a row: the node between them, and those before the first and after the second."""
+    edges = ((0, 1), (1, 2), (1, 3), (2, 4), (3, 4), (4, 5), (4, 6), (5, 7), (6, 7), (7, 8))
+    graph = Graph(tuple(Node(f"v{v}", 1, 4) for v in range(9)), edges)
+    ends = set()
+    for budget in range(METHODS["chen"].least_budget(graph, OPTIONS), 100):
+        sets = solve(graph, budget, "chen").notes["lower_sets"]
+        ends |= {max(chosen, key=graph.order.index) for chosen in sets}
+    assert ends <= {1, 4, 7, 8}
+    assert 4 in ends
+
+
+def test_chen_tries_every_size_of_segment():
+    """However it is cut, no threshold gives another schedule than those it chose from."""
+    from elbowroom.solve.chen import _cut, _segmentations
+
+    for graph in small_graphs(60, 10, nodes=10):
+        cuts = {v for v in range(len(graph)) if graph.predecessors[v] and graph.successors[v]}
+        total = sum(node.bytes for node in graph.nodes)
+        tried = {_cut(graph, cuts, size)[0] for size in range(total + 1)}
+        size, followed = total, set()
+        while True:
+            masks, largest = _cut(graph, cuts, size)
+            followed.add(masks)
+            if size == 0:
+                break
+            size = max(0, min(size, largest) - 1)
+        assert followed == tried
+        assert _segmentations(graph)

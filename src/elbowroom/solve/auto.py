@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from elbowroom.errors import InputError
-from elbowroom.problem import Chain, Join, Problem
+from elbowroom.problem import Chain, Graph, Join, Problem
 from elbowroom.solve.equiv_chain import EquivChain
 from elbowroom.solve.floating import Floating, row_count, work
 from elbowroom.solve.join import JoinOptimal, join_states, join_work
+from elbowroom.solve.lower_set_table import all_lower_sets
+from elbowroom.solve.lower_sets import LowerSets
+from elbowroom.solve.lower_sets_approx import LowerSetsApprox
 from elbowroom.solve.method import Method, Options
 from elbowroom.solve.persistent import Persistent
 from elbowroom.solve.persistent import row_count as persistent_rows
@@ -17,6 +20,7 @@ from elbowroom.solve.store_all import StoreAll
 AUTO = "auto"
 SUMMARY = "picks a method by problem and size, and says what it picked"
 _PATIENCE = 4e9  # inner steps: a few seconds
+FEW_SETS = 4_000  # lower sets: seconds
 
 
 def choose(problem: Problem, budget: int | None, options: Options) -> tuple[Method, str]:
@@ -28,7 +32,7 @@ def choose(problem: Problem, budget: int | None, options: Options) -> tuple[Meth
     elif isinstance(problem, Join):
         method, why = _for_join(problem, budget)
     else:
-        method, why = StoreAll(), "the only method for graphs so far"
+        method, why = _for_graph(problem, budget, options)
     return method, f"auto picked {method.name} ({why}): "
 
 
@@ -48,3 +52,14 @@ def _for_join(join: Join, budget: int) -> tuple[Method, str]:
     if join_work(join, budget) <= _PATIENCE and 8 * join_states(join, budget) <= TABLE_BYTES:
         return JoinOptimal(), "optimal, and small enough"
     return EquivChain(), "the branches are too long or too many for the optimum"
+
+
+def _for_graph(graph: Graph, budget: int, options: Options) -> tuple[Method, str]:
+    everything = StoreAll()
+    if everything.least_budget(graph, options) <= budget:
+        return everything, "it all fits, so nothing needs recomputing"
+    try:
+        count = len(all_lower_sets(graph, FEW_SETS))
+    except InputError:
+        return LowerSetsApprox(), "the graph has too many lower sets to try all"
+    return LowerSets(), f"{count:,} lower sets are few enough to try all"

@@ -46,8 +46,9 @@ class Accounting(Enum):
 # --- families of lower sets ----------------------------------------------------------------------------------
 
 
-def all_lower_sets(graph: Graph) -> list[Mask]:
+def all_lower_sets(graph: Graph, most: int | None = None) -> list[Mask]:
     """Every one, the empty set included."""
+    most = most or MOST_SETS
     needed = [sum(1 << u for u in graph.predecessors[v]) for v in range(len(graph))]
     roots = sum(1 << v for v in range(len(graph)) if not needed[v])
     ready = {0: roots}  # for each set, the nodes that may join it
@@ -65,9 +66,9 @@ def all_lower_sets(graph: Graph) -> list[Mask]:
                     joined = sum(1 << w for w in graph.successors[v] if not needed[w] & ~larger)
                     following[larger] = (ready[mask] ^ bit) | joined
         ready |= following
-        if len(ready) > MOST_SETS:
+        if len(ready) > most:
             raise InputError(
-                "nodes", f"have more than {MOST_SETS:,} lower sets, too many to try all; use 'lower-sets-approx'"
+                "nodes", f"have more than {most:,} lower sets, too many to try all; use 'lower-sets-approx'"
             )
         layer = list(following)
     return list(ready)

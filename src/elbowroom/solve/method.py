@@ -35,8 +35,8 @@ class Status(Enum):
     ROUNDED = "fastest with sizes rounded up to slots; more --slots may find a faster one"
     TIGHT = "the budget is too close to the least for slots; more --slots or a few more bytes may be faster"
     NO_RECOMPUTATION = "everything is saved and nothing is recomputed"
-    HEURISTIC = "fits, but nothing proves it fastest; try 'persistent' or 'floating'"
-    LEAST_PEAK = "built for the lowest peak, not for speed; to spend a budget on speed try 'persistent'"
+    HEURISTIC = "fits, but nothing proves it fastest; an exact method may be faster"
+    LEAST_PEAK = "built for the lowest peak, not for speed; to spend a budget on speed try 'auto'"
     INFEASIBLE = "no schedule of this method fits; raise the budget to the least one"
 
 

@@ -6,6 +6,7 @@ import difflib
 
 from elbowroom.errors import InputError
 from elbowroom.solve.checkpoint_sum import CheckpointSum
+from elbowroom.solve.chen import Chen
 from elbowroom.solve.equiv_chain import EquivChain
 from elbowroom.solve.floating import Floating
 from elbowroom.solve.join import JoinOptimal
@@ -40,6 +41,7 @@ METHODS: dict[str, Method] = {
         LowerSetsApprox(),
         LowerSetsMemory(),
         LowerSetsApproxMemory(),
+        Chen(),
     )
 }
 

@@ -147,9 +147,15 @@ def fill_fronts(
                 front[size] = position
                 size += 1
         if size > most:
-            for k in range(most):
-                front[k] = front[k * (size - 1) // (most - 1)]
-            size, thinned = most, True
+            highest, lowest = new_kept[front[0]], new_kept[front[size - 1]]
+            chosen, share = 1, (highest - lowest) / (most - 1)
+            next_kept = highest - share
+            for k in range(1, size):
+                if new_kept[front[k]] <= next_kept or k == size - 1:
+                    front[chosen] = front[k]
+                    chosen += 1
+                    next_kept = new_kept[front[k]] - share
+            size, thinned = chosen, True
         while count + size > len(times):
             times, kept = np.append(times, times), np.append(kept, kept)
             origins = np.append(origins, origins)
