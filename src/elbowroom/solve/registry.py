@@ -17,6 +17,7 @@ from elbowroom.solve.lower_sets_approx import LowerSetsApprox
 from elbowroom.solve.lower_sets_approx_memory import LowerSetsApproxMemory
 from elbowroom.solve.lower_sets_memory import LowerSetsMemory
 from elbowroom.solve.method import Method
+from elbowroom.solve.milp import Milp
 from elbowroom.solve.persistent import Persistent
 from elbowroom.solve.revolve import Revolve
 from elbowroom.solve.sequential import Sequential
@@ -42,6 +43,7 @@ METHODS: dict[str, Method] = {
         LowerSetsMemory(),
         LowerSetsApproxMemory(),
         Chen(),
+        Milp(),
     )
 }
 
