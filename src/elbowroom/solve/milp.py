@@ -101,6 +101,7 @@ class Program:
         place = {v: k for k, v in enumerate(graph.order)}
         self.bytes = [graph.nodes[v].bytes for v in graph.order]
         self.times = [graph.nodes[v].time for v in graph.order]
+        self.unit = max(1, sum(self.bytes))  # bytes; tolerances are for numbers around one
         self.reads = [sorted(place[u] for u in graph.predecessors[v]) for v in graph.order]
         self.readers = [sorted(place[w] for w in graph.successors[v]) for v in graph.order]
         self.count = 0
@@ -120,12 +121,12 @@ class Program:
         cost = np.zeros(self.count)
         for (_, k), variable in self.runs.items():
             cost[variable] = self.times[k]
-        return self._solve(cost, float(budget))
+        return self._solve(cost, budget)
 
     def lowest(self) -> Answer:
         cost = np.zeros(self.count)
         cost[self.peak] = 1.0
-        return self._solve(cost, float(4 * sum(self.bytes)))
+        return self._solve(cost, 4 * self.unit)
 
     # --- the constraints ---
 
@@ -170,9 +171,9 @@ class Program:
         """What is in memory at each step stays below the peak."""
         held, new = self._gradients(last)
         for step in range(last + 2):
-            row = {self.lives[stage, step, i]: float(self.bytes[i]) for i in self._nodes(stage)}
+            row = {self.lives[stage, step, i]: self.bytes[i] / self.unit for i in self._nodes(stage)}
             row[self.peak] = -1.0
-            yield row, -float(held + (new if step == last + 1 else 0))
+            yield row, -(held + (new if step == last + 1 else 0)) / self.unit
 
     def _gradients(self, last: int) -> tuple[int, int]:
         """Bytes of gradients that are there before a node's backward, and of those that it makes."""
@@ -182,7 +183,7 @@ class Program:
 
     # --- solving ---
 
-    def _solve(self, cost: Any, budget: float) -> Answer:
+    def _solve(self, cost: Any, budget: int) -> Answer:
         rows, columns, values, limits = [], [], [], []
         for number, (row, limit) in enumerate(self._constraints()):
             rows += [number] * len(row)
@@ -193,7 +194,7 @@ class Program:
         constraints = LinearConstraint(matrix, -np.inf, np.array(limits))
         integer, high = np.zeros(self.count), np.ones(self.count)
         integer[list(self.runs.values())] = 1
-        high[self.peak] = budget
+        high[self.peak] = budget / self.unit
         common: dict[str, Any] = {"constraints": constraints, "bounds": Bounds(0.0, high)}
         with _silence():
             found = milp(cost, integrality=integer, options={"time_limit": SECONDS}, **common)
