@@ -160,6 +160,20 @@ def test_a_recording_that_was_given_up_is_made_again_after_some_steps(fitted, us
     assert serving.recording is not None
 
 
+def test_gradients_that_are_there_are_used_and_not_doubled(fitted, use):
+    model, batch, _ = fitted
+    serving = use(recorded=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    places = {parameter.grad.data_ptr() for parameter in model.parameters()}
+    for _ in range(3):
+        model(*batch).backward()
+    assert {buffer.data_ptr() for buffer in serving.recording.buffers} == places
+    assert {parameter.grad.data_ptr() for parameter in model.parameters()} == places
+    serving.release()
+    assert not serving._buffers
+
+
 def test_memory_is_not_given_up_while_a_backward_needs_it(fitted, use):
     model, batch, _ = fitted
     serving = use(recorded=True)

@@ -21,6 +21,9 @@ _MOVES = 2  # recordings made again because parameters were elsewhere; after tha
 _PATIENCE = 8  # steps launched before a recording that was given up is made again: it takes as long as some of them
 
 
+_ALONE = 2  # holders of a storage that one tensor has: the tensor, and who asks
+
+
 class Recorder:
     """Stands for a fused program. What its forward saves begins with a ticket that tells its backward how it ran."""
 
@@ -28,8 +31,7 @@ class Recorder:
         self.fused = fused
         self.recording: Recording | None = None
         self._mode: Mode = "write"
-        self._buffers: list[torch.Tensor] = []
-        self._lent: list[int] = []  # how often each buffer's storage is held if nobody else holds it
+        self._buffers: list[torch.Tensor] = []  # for gradients
         self._runs = 0
         self._tickets = Tickets()
         self._moves_left = _MOVES
@@ -57,9 +59,12 @@ class Recorder:
 
     def release(self) -> None:
         """Give the memory back, unless a backward still needs it. Recorded again after some steps in a row."""
-        if self.recording is not None and not self._tickets.waiting:
-            self.recording = None
+        if self._tickets.waiting:
+            return
+        if self.recording is not None:
             self._to_wait = _PATIENCE
+        self.recording = None
+        self._buffers = []
 
     def _ready(self, arguments: Sequence[Any]) -> Recording | None:
         """A recording to replay, made now if the program has run in the mode that is wanted."""
@@ -73,8 +78,8 @@ class Recorder:
         if recording is not None and not recording.reads(arguments):
             self._moves_left -= 1
             self.recording = recording = None
-        if self._mode == "write" and any(map(self._is_ours, self._buffers, parameters)):
-            # Gradients of an earlier step are still there, to be added to: that takes another backward.
+        if self._mode == "write" and any(parameter.grad is not None for parameter in parameters):
+            # Gradients are there already, to be added to: that takes another backward.
             self._mode = "add"
             self.recording = recording = None
         if recording is None and self._to_wait:
@@ -84,14 +89,12 @@ class Recorder:
         return recording
 
     def _record(self, arguments: Sequence[Any], parameters: Sequence[torch.Tensor]) -> Recording | None:
-        if not self._buffers:
-            self._buffers = [torch.empty_like(parameter).detach() for parameter in parameters]
-            self._lent = [holders(buffer.untyped_storage()) for buffer in self._buffers]
+        self._buffers = self._buffers or [_buffer(parameter) for parameter in parameters]
         try:
             return Recording(self.fused, arguments, self._buffers, self._mode)
         except Exception as failure:  # something that no recording can hold; launching goes on working
             LOG.info("not recorded: %s", failure)
-            self._moves_left = 0
+            self._moves_left, self._buffers = 0, []
             return None
 
     # --- backward ---
@@ -123,8 +126,8 @@ class Recorder:
         if not engine_accumulates() or any(map(is_autograds, parameters)):
             return False
         return all(
-            holders(buffer.untyped_storage()) == lent + self._is_ours(buffer, parameter)
-            for buffer, parameter, lent in zip(self._buffers, parameters, self._lent, strict=True)
+            holders(buffer.untyped_storage()) == _ALONE + self._is_ours(buffer, parameter)
+            for buffer, parameter in zip(self._buffers, parameters, strict=True)
         )
 
     def _replay(
@@ -149,3 +152,11 @@ class Recorder:
     @staticmethod
     def _is_ours(buffer: torch.Tensor, parameter: torch.Tensor) -> bool:
         return parameter.grad is not None and parameter.grad.data_ptr() == buffer.data_ptr()
+
+
+def _buffer(parameter: torch.Tensor) -> torch.Tensor:
+    """Memory for a gradient: that of the one that is there, if nobody else holds it."""
+    gradient = parameter.grad
+    if gradient is None or gradient.stride() != parameter.stride() or holders(gradient.untyped_storage()) > _ALONE:
+        return torch.empty_like(parameter).detach()
+    return gradient.detach()
