@@ -287,3 +287,22 @@ def test_chen_tries_every_size_of_segment():
             size = max(0, min(size, largest) - 1)
         assert followed == tried
         assert _segmentations(graph)
+
+
+# --- acg ---
+
+
+def test_acg_equals_an_exhaustive_search():
+    for graph in small_graphs(250, 11):
+        sequences = every_sequence(graph, every_lower_set(graph))
+
+        def objective(sequence, graph=graph):
+            kept = set().union(*(boundary(graph, larger) for larger in sequence))
+            parts = [
+                larger - smaller - kept for smaller, larger in zip((frozenset(), *sequence), sequence, strict=False)
+            ]
+            return weight(graph, kept) + max(weight(graph, part) for part in parts)
+
+        result = solve(graph, None, "acg")
+        assert result.notes["model_peak_bytes"] == min(map(objective, sequences))
+        assert objective([frozenset(s) for s in result.notes["lower_sets"]]) == result.notes["model_peak_bytes"]

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from elbowroom.errors import InputError
 from elbowroom.problem import Graph
 from elbowroom.schedule import Backward, Discard, Forward, Operation
-from elbowroom.solve.kernels.lower_sets import Words, count_steps, fill_fronts, fill_steps, is_reachable
+from elbowroom.solve.kernels.lower_sets import NEVER, Words, count_steps, fill_fronts, fill_steps, is_reachable
 from elbowroom.solve.kernels.rows import Floats, Ints
 
 MOST_SETS = 40_000
@@ -173,12 +173,25 @@ class LowerSetTable:
         assert found is not None, "a budget below the least"
         return found
 
+    def smallest(self) -> tuple[Chosen, int]:
+        """The sequence with the least sum of all boundaries and the largest part without its own; and that sum."""
+        steps = self._steps(NEVER)
+        targets = np.repeat(np.arange(len(self.masks)), np.diff(steps.offsets))
+        inside = (self.sizes[targets] - self.sizes[steps.sources] - steps.keep).astype(np.float64)
+        arguments = steps.offsets, steps.sources, steps.need, steps.keep, inside, NEVER, math.inf, 1.0
+        starts, largest, kept, origins, thinned = fill_fronts(*arguments, self.most_pairs, True)
+        sums = largest[starts[-2] :] + kept[starts[-2] :]
+        best = int(np.argmin(sums))
+        return self._traced(starts, origins, int(starts[-2]) + best, thinned), int(sums[best])
+
     def _best(self, steps: _Steps, budget: int, sign: float, most_time: float) -> Chosen | None:
         arguments = steps.offsets, steps.sources, steps.need, steps.keep, steps.again
-        starts, _, _, origins, thinned = fill_fronts(*arguments, budget, most_time, sign, self.most_pairs)
+        starts, _, _, origins, thinned = fill_fronts(*arguments, budget, most_time, sign, self.most_pairs, False)
         if starts[-1] == starts[-2]:
             return None
-        at = int(starts[-2])  # the first pair of the whole graph is the best
+        return self._traced(starts, origins, int(starts[-2]), thinned)  # the first pair of the whole graph is best
+
+    def _traced(self, starts: Ints, origins: Ints, at: int, thinned: bool) -> Chosen:
         masks = []
         while at > 0:
             masks.append(self.masks[int(np.searchsorted(starts, at, side="right")) - 1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 
 from elbowroom.errors import InputError
+from elbowroom.solve.acg import Acg
 from elbowroom.solve.checkpoint_sum import CheckpointSum
 from elbowroom.solve.chen import Chen
 from elbowroom.solve.equiv_chain import EquivChain
@@ -43,6 +44,7 @@ METHODS: dict[str, Method] = {
         LowerSetsMemory(),
         LowerSetsApproxMemory(),
         Chen(),
+        Acg(),
         Milp(),
     )
 }

@@ -106,9 +106,11 @@ def fill_fronts(
     most_time: float,
     sign: float,
     most: int,
+    worst: bool,
 ) -> tuple[Ints, Floats, Ints, Ints, bool]:
     """For each set all pairs of time and kept bytes that no other beats; `sign` is -1 where more time is better.
 
+    With `worst`, times are not added up: the largest counts.
     Pairs that take more than `most_time` are left out. Returns where each set's pairs begin, their times (with the
     sign) and kept bytes, and the pair each came from. A set with more than `most` pairs keeps so many of them, evenly
     spread; the last result tells whether one had to.
@@ -124,7 +126,8 @@ def fill_fronts(
             if again[p] > most_time:
                 continue
             for q in range(starts[sources[p]], starts[sources[p] + 1]):
-                if kept[q] + need[p] <= budget and times[q] + sign * again[p] <= most_time:
+                time = max(times[q], again[p]) if worst else times[q] + sign * again[p]
+                if kept[q] + need[p] <= budget and time <= most_time:
                     found += 1
         new_times, new_kept = np.empty(found), np.empty(found, dtype=np.int64)
         new_origins = np.empty(found, dtype=np.int64)
@@ -133,8 +136,9 @@ def fill_fronts(
             if again[p] > most_time:
                 continue
             for q in range(starts[sources[p]], starts[sources[p] + 1]):
-                if kept[q] + need[p] <= budget and times[q] + sign * again[p] <= most_time:
-                    new_times[at], new_kept[at] = times[q] + sign * again[p], kept[q] + keep[p]
+                time = max(times[q], again[p]) if worst else times[q] + sign * again[p]
+                if kept[q] + need[p] <= budget and time <= most_time:
+                    new_times[at], new_kept[at] = time, kept[q] + keep[p]
                     new_origins[at] = q
                     at += 1
         order = np.argsort(new_kept, kind="mergesort")
