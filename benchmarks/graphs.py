@@ -15,7 +15,7 @@ from elbowroom.problem import Graph, Node
 from elbowroom.solve import METHODS, Options, solve
 from elbowroom.solve.milp import MOST_NODES
 
-NAMES = ("store-all", "chen", "lower-sets-approx", "lower-sets", "milp")
+NAMES = ("store-all", "chen", "lower-sets-approx", "lower-sets", "lower-sets-chain", "milp")
 
 
 def main() -> None:

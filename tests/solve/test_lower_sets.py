@@ -306,3 +306,24 @@ def test_acg_equals_an_exhaustive_search():
         result = solve(graph, None, "acg")
         assert result.notes["model_peak_bytes"] == min(map(objective, sequences))
         assert objective([frozenset(s) for s in result.notes["lower_sets"]]) == result.notes["model_peak_bytes"]
+
+
+# --- as a chain ---
+
+
+def test_as_a_chain_it_is_never_slower_than_the_approximation():
+    for graph in small_graphs(30, 12, nodes=14):
+        least = METHODS["lower-sets-approx"].least_budget(graph, OPTIONS)
+        for budget in (least, least + 4, least + 15):
+            assert solve(graph, budget, "lower-sets-chain").time <= solve(graph, budget, "lower-sets-approx").time
+
+
+def test_as_a_chain_it_goes_lower_than_computing_everything_twice():
+    """A long chain with a skip from its first node to its last: recomputing recursively needs far less."""
+    nodes = tuple(Node(f"v{i}", 1, 4) for i in range(60))
+    graph = Graph(nodes, (*((i, i + 1) for i in range(59)), (0, 59)))
+    chained, twice = (METHODS[name].least_budget(graph, OPTIONS) for name in ("lower-sets-chain", "lower-sets"))
+    assert chained < 0.5 * twice
+    result = solve(graph, chained, "lower-sets-chain")
+    runs = [operation.at for operation in result.schedule if isinstance(operation, Forward)]
+    assert max(map(runs.count, range(60))) > 2

@@ -257,7 +257,7 @@ def canonical_schedule(graph: Graph, masks: Sequence[Mask]) -> tuple[Operation, 
     """The strategy that a sequence stands for. Values are discarded at the end of their part, not earlier."""
     operations: list[Operation] = []
     kept: set[int] = set()
-    parts = list(_parts(graph, masks))
+    parts = list(parts_of(graph, masks))
     for mask, part in zip(masks, parts, strict=True):
         operations += [Forward(v, "all") for v in part]
         boundary = {v for v in part if _is_read(graph, v, mask)}
@@ -280,7 +280,7 @@ def canonical_time(graph: Graph, masks: Sequence[Mask]) -> float:
 def recomputed(graph: Graph, masks: Sequence[Mask]) -> list[int]:
     """The nodes of these parts that are in no boundary, and lead to one."""
     found = []
-    for mask, part in zip(masks, _parts(graph, masks), strict=True):
+    for mask, part in zip(masks, parts_of(graph, masks), strict=True):
         leading = {v for v in part if _is_read(graph, v, mask)}
         for v in reversed(part):
             if v not in leading and any(w in leading for w in graph.successors[v]):
@@ -292,7 +292,7 @@ def recomputed(graph: Graph, masks: Sequence[Mask]) -> list[int]:
 def formula_peak(graph: Graph, masks: Sequence[Mask]) -> int:
     """The memory of the most expensive part, as the dynamic program counts it."""
     peak = kept = done = 0
-    for mask, part in zip(masks, _parts(graph, masks), strict=True):
+    for mask, part in zip(masks, parts_of(graph, masks), strict=True):
         arriving = sum(graph.nodes[v].bytes for v in range(len(graph)) if done >> v & 1 and _is_read(graph, v, done))
         peak = max(peak, kept + 2 * sum(graph.nodes[v].bytes for v in part) + arriving)
         kept += sum(graph.nodes[v].bytes for v in part if _is_read(graph, v, mask))
@@ -305,7 +305,8 @@ def _is_read(graph: Graph, v: int, mask: Mask) -> bool:
     return any(not mask >> w & 1 for w in graph.successors[v])
 
 
-def _parts(graph: Graph, masks: Sequence[Mask]) -> Iterable[list[int]]:
+def parts_of(graph: Graph, masks: Sequence[Mask]) -> Iterable[list[int]]:
+    """What each set adds to the one before, in topological order."""
     done = 0
     for mask in masks:
         yield [v for v in graph.order if (mask & ~done) >> v & 1]

@@ -16,6 +16,7 @@ from elbowroom.solve.least_peak_quadratic import LeastPeakQuadratic
 from elbowroom.solve.lower_sets import LowerSets
 from elbowroom.solve.lower_sets_approx import LowerSetsApprox
 from elbowroom.solve.lower_sets_approx_memory import LowerSetsApproxMemory
+from elbowroom.solve.lower_sets_chain import LowerSetsChain
 from elbowroom.solve.lower_sets_memory import LowerSetsMemory
 from elbowroom.solve.method import Method
 from elbowroom.solve.milp import Milp
@@ -43,6 +44,7 @@ METHODS: dict[str, Method] = {
         LowerSetsApprox(),
         LowerSetsMemory(),
         LowerSetsApproxMemory(),
+        LowerSetsChain(),
         Chen(),
         Acg(),
         Milp(),
