@@ -104,6 +104,7 @@ def test_what_a_recording_takes_is_shown_as_allocated(subject):
     zero(subject.model)
     recording = subject.recorder.recording
     gradients = sum(buffer.untyped_storage().nbytes() for buffer in recording.buffers)
+    assert recording._held
     taken = torch.cuda.memory_allocated() - before
     assert taken >= 0.98 * recording.bytes
     assert taken <= 1.02 * recording.bytes + gradients + 2**20

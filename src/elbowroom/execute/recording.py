@@ -51,8 +51,8 @@ class Recording:
         self._pool = torch.cuda.graph_pool_handle()
         device = fused.captured.device
         self._stream = torch.cuda.Stream(device)
-        with torch.cuda.device(device), torch.no_grad():
-            with _expandable_segments(), _workspaces_inside():
+        with torch.cuda.device(device), torch.no_grad(), _expandable_segments():
+            with _workspaces_inside():
                 self._record(list(arguments), {joint.inputs[place] for place in self._fixed})
             self._held = self._hold()
 
@@ -116,7 +116,11 @@ class Recording:
             torch.cuda.set_stream(current)  # a recording that fails leaves its own
 
     def _hold(self) -> list[torch.Tensor]:
-        """Tensors that fill the pool. Nobody reads them; PyTorch's figures then say what the recording takes."""
+        """Tensors that fill the pool. Nobody reads them; PyTorch's figures then say what the recording takes.
+
+        Only while segments are expandable does the allocator look into those that are; else it would ask for more.
+        """
+        before = _pool_bytes(self._pool)
         held = []
         with torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(SimpleNamespace(id=self._pool)):  # type: ignore[arg-type]
             for segment in _segments(self._pool):
@@ -125,7 +129,7 @@ class Recording:
                     size = block["size"] if block["state"] == "inactive" else 0
                     pieces = [min(most, size - start) for start in range(0, size, most)]
                     held += [torch.empty(piece, dtype=torch.uint8, device=self._stream.device) for piece in pieces]
-        return held
+        return held if _pool_bytes(self._pool) == before else []
 
 
 def _alias(value: torch.Tensor) -> torch.Tensor:
