@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -231,8 +231,7 @@ class Bench:
 
 def run_peer(bench: Bench, cell: Cell) -> Row:
     case = bench.case
-    with ExitStack() as stack:
-        stack.enter_context(peer_setting(case, cell))
+    with peer_setting(case, cell):
         call = torch.compile(lambda *args: case.loss(case.model(*args[:-1]), args[-1]), dynamic=False)
         seconds = bench.first(call)
         cost = bench.measure(call)
@@ -279,7 +278,8 @@ def how_it_runs(entry: Any) -> str:
     if entry.instead is not None:
         return "PyTorch's kernels"
     tried = {tuple(id(plan.program) for plan in tried.planned) for tried in entry.trials.known}
-    return f"{len(tried)} compiled, {'replayed' if 'Replayed' in ''.join(entry.plan.notes) else 'launched'}"
+    recorded = any(region.programs[region.current][1].recorder is not None for region in entry.regions)
+    return f"{len(tried)} compiled, {'replayed' if recorded else 'launched'}"
 
 
 def measure_alone(gate: Gate) -> None:

@@ -46,7 +46,7 @@ class Recording:
         Recording.made += 1
         self.fused, self.buffers, self.mode = fused, buffers, mode
         joint = fused.captured.joint
-        self.fixed = fused.captured.fixed_inputs | set(joint.overwritten)
+        self.fixed = fused.fixed
         self.places = [place for place, i in enumerate(joint.inputs) if i in self.fixed]
         self.parameters = {place: arguments[place] for place in self.places}
         self.addresses = {place: tensor.data_ptr() for place, tensor in self.parameters.items()}

@@ -133,9 +133,7 @@ def _stored(captured: Captured) -> tuple[set[int], dict[int, tuple[int, ...]]]:
     for i in (*joint.forward, *joint.backward):
         boundary: dict[int, None] = {}
         for read in joint.ops[i].reads:
-            if joint.ops[read].kind in ("input", "gradient") or (
-                read in stored and read != _only_measured(captured, i)
-            ):
+            if joint.ops[read].kind in ("input", "gradient") or _reads_stored(captured, i, read, stored):
                 boundary[read] = None
             else:
                 boundary.update(dict.fromkeys(reads[read]))
@@ -166,12 +164,11 @@ def _must_be_stored(captured: Captured) -> set[int]:
     return {i for i in stored if joint.ops[i].kind in ("forward", "backward") and nodes[i].op != "get_attr"}
 
 
-def _only_measured(captured: Captured, i: int) -> int | None:
-    """What an operator reads for its shape alone: to the compiler, that is no reason to store it."""
-    if captured.nodes[i].target is not aten.max_pool2d_with_indices_backward.default:
-        return None
-    image = captured.nodes[i].args[1]
-    return next(read for read in captured.joint.ops[i].reads if captured.nodes[read] is image)
+def _reads_stored(captured: Captured, i: int, read: int, stored: set[int]) -> bool:
+    """Whether an operator reads a stored value. What it reads for its shape alone need not be in memory."""
+    node = captured.nodes[i]
+    measures = node.target is aten.max_pool2d_with_indices_backward.default and node.args[1] is captured.nodes[read]
+    return read in stored and not measures
 
 
 def _stored_meanwhile(captured: Captured, i: int, stored: set[int]) -> int:
@@ -217,8 +214,8 @@ def _cone(captured: Captured, root: int, stored: set[int]) -> tuple[fx.Node, ...
     while waiting:
         reader = waiting.pop()
         for read in ops[reader].reads:
-            outside = read in stored and read != _only_measured(captured, reader)
-            if not outside and read not in inside and ops[read].kind in ("forward", "backward"):
+            outside = ops[read].kind in ("input", "gradient") or _reads_stored(captured, reader, read, stored)
+            if not outside and read not in inside:
                 inside.add(read)
                 waiting.append(read)
     return tuple(captured.nodes[i] for i in sorted(inside))

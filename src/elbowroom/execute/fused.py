@@ -79,6 +79,7 @@ class Fused:
         self.captured = captured
         self.program = program
         self.channels_last = channels_last
+        self.fixed = captured.fixed_inputs | set(captured.joint.overwritten)  # inputs that stay where they are
         self.parameters = tuple(dict.fromkeys(i for each in program.backward for i in each.accumulates))
         # Parameters go to the backward for their `.grad`, whether or not it reads their values.
         self.handed = tuple(dict.fromkeys((*program.saved, *self.parameters)))

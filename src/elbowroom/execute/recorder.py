@@ -36,11 +36,9 @@ class Recorder:
         self._tickets = Tickets()
         self._moves_left = _MOVES
         self._to_wait = 0  # steps
-        joint = fused.captured.joint
-        places = {i: place for place, i in enumerate(joint.inputs)}
+        places = {i: place for place, i in enumerate(fused.captured.joint.inputs)}
         self._parameters = [places[i] for i in fused.parameters]
-        fixed = fused.captured.fixed_inputs | set(joint.overwritten)
-        self._handed = [places[i] for i in fused.handed if i in places and i in fixed]
+        self._handed = [places[i] for i in fused.handed if i in fused.fixed]
         self._trained = [self._handed.index(place) for place in self._parameters]
 
     # --- forward ---

@@ -43,9 +43,8 @@ class Recording:
         self.buffers = buffers
         self.mode = mode
         joint = fused.captured.joint
-        fixed = fused.captured.fixed_inputs | set(joint.overwritten)
-        self._fixed = [place for place, i in enumerate(joint.inputs) if i in fixed]
-        self._copied = [place for place, i in enumerate(joint.inputs) if i not in fixed]
+        self._fixed = [place for place, i in enumerate(joint.inputs) if i in fused.fixed]
+        self._copied = [place for place, i in enumerate(joint.inputs) if i not in fused.fixed]
         self._addresses = [arguments[place].data_ptr() for place in self._fixed]
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         self._pool = torch.cuda.graph_pool_handle()
@@ -53,7 +52,7 @@ class Recording:
         self._stream = torch.cuda.Stream(device)
         with torch.cuda.device(device), torch.no_grad(), _expandable_segments():
             with _workspaces_inside():
-                self._record(list(arguments), {joint.inputs[place] for place in self._fixed})
+                self._record(list(arguments))
             self._held = self._hold()
 
     @property
@@ -84,7 +83,7 @@ class Recording:
         given = iter(inputs)
         return [next(given) if value is None else value for value in self._saved]
 
-    def _record(self, arguments: list[Any], fixed: set[int]) -> None:
+    def _record(self, arguments: list[Any]) -> None:
         captured, nodes = self.fused.captured, self.fused.captured.nodes
         with self._recording(self._forward):
             for place in self._copied:
@@ -96,7 +95,7 @@ class Recording:
         handed = outputs[count:]
         del outputs  # results are copied out before the backward runs, which may use their memory
         pairs = zip(self.fused.handed, handed, strict=True)
-        self._saved = [None if i in fixed else _alias(value) for i, value in pairs]
+        self._saved = [None if i in self.fused.fixed else _alias(value) for i, value in pairs]
         with self._recording(self._backward):
             arriving = [made_real(nodes[i].meta["val"]) for i in captured.joint.arriving]
             self._arriving = [_alias(value) for value in arriving]

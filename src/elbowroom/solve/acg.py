@@ -11,38 +11,25 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import final
 
-from elbowroom.errors import InputError
-from elbowroom.problem import Graph, Problem
-from elbowroom.schedule import simulate
-from elbowroom.solve.lower_set_found import sequence_found
-from elbowroom.solve.lower_set_table import LowerSetTable, all_lower_sets, pruned_lower_sets
-from elbowroom.solve.method import Found, Method, Options, Status
-
-FEW_SETS = 4_000
+from elbowroom.problem import Graph
+from elbowroom.solve.lower_set_found import OneAnswer, sequence_found
+from elbowroom.solve.lower_set_table import LowerSetTable, few_lower_sets
+from elbowroom.solve.lower_sets_approx import table_of
+from elbowroom.solve.method import Found, Status
 
 
 @final
-class Acg(Method):
+class Acg(OneAnswer):
     name = "acg"
-    kinds = ("graph",)
     summary = "least sum of checkpoints and largest segment between them, each recomputed once"
-    exact = False
-    needs_budget = False
 
-    def least_budget(self, problem: Problem, options: Options) -> int:
-        assert isinstance(problem, Graph)
-        return simulate(problem, _found(problem).schedule).peak_bytes
-
-    def find(self, problem: Problem, budget: int, options: Options) -> Found:
-        assert isinstance(problem, Graph)
-        return _found(problem)
+    def answer(self, graph: Graph) -> Found:
+        return _found(graph)
 
 
 @lru_cache(maxsize=2)
 def _found(graph: Graph) -> Found:
-    try:
-        table = LowerSetTable(graph, all_lower_sets(graph, FEW_SETS))
-    except InputError:
-        table = LowerSetTable(graph, pruned_lower_sets(graph), approximate=True)
+    family = few_lower_sets(graph)
+    table = table_of(graph) if family is None else LowerSetTable(graph, family)
     chosen, objective = table.smallest()
     return sequence_found(graph, chosen, Status.LEAST_PEAK, objective)

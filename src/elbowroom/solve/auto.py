@@ -7,7 +7,7 @@ from elbowroom.problem import Chain, Graph, Join, Problem
 from elbowroom.solve.equiv_chain import EquivChain
 from elbowroom.solve.floating import Floating, row_count, work
 from elbowroom.solve.join import JoinOptimal, join_states, join_work
-from elbowroom.solve.lower_set_table import all_lower_sets
+from elbowroom.solve.lower_set_table import few_lower_sets
 from elbowroom.solve.lower_sets import LowerSets
 from elbowroom.solve.lower_sets_approx import LowerSetsApprox
 from elbowroom.solve.method import Method, Options
@@ -20,7 +20,6 @@ from elbowroom.solve.store_all import StoreAll
 AUTO = "auto"
 SUMMARY = "picks a method by problem and size, and says what it picked"
 _PATIENCE = 4e9  # inner steps: a few seconds
-FEW_SETS = 4_000  # lower sets: seconds
 
 
 def choose(problem: Problem, budget: int | None, options: Options) -> tuple[Method, str]:
@@ -58,8 +57,7 @@ def _for_graph(graph: Graph, budget: int, options: Options) -> tuple[Method, str
     everything = StoreAll()
     if everything.least_budget(graph, options) <= budget:
         return everything, "it all fits, so nothing needs recomputing"
-    try:
-        count = len(all_lower_sets(graph, FEW_SETS))
-    except InputError:
+    family = few_lower_sets(graph)
+    if family is None:
         return LowerSetsApprox(), "the graph has too many lower sets to try all"
-    return LowerSets(), f"{count:,} lower sets are few enough to try all"
+    return LowerSets(), f"{len(family):,} lower sets are few enough to try all"

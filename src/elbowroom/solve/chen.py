@@ -14,8 +14,7 @@ import networkx
 
 from elbowroom.problem import Graph, Problem
 from elbowroom.schedule import Simulation, simulate
-from elbowroom.schedule.liveness import with_liveness
-from elbowroom.solve.lower_set_table import Mask, canonical_schedule
+from elbowroom.solve.lower_set_table import Mask, live_schedule, members
 from elbowroom.solve.method import Found, Method, Options, Status
 
 
@@ -34,7 +33,7 @@ class Chen(Method):
         assert isinstance(problem, Graph)
         fitting = [pair for pair in _segmentations(problem) if pair[1].peak_bytes <= budget]
         masks, simulation = min(fitting, key=lambda pair: pair[1].time)
-        notes = {"lower_sets": [[v for v in range(len(problem)) if mask >> v & 1] for mask in masks]}
+        notes = {"lower_sets": [members(mask) for mask in masks]}
         return Found(tuple(simulation.schedule), Status.HEURISTIC, simulation.time, notes)
 
 
@@ -48,7 +47,7 @@ def _segmentations(graph: Graph) -> list[tuple[tuple[Mask, ...], Simulation]]:
     while True:
         masks, largest = _cut(graph, cuts, size)
         if masks not in found:
-            found[masks] = simulate(graph, with_liveness(graph, canonical_schedule(graph, masks)))
+            found[masks] = simulate(graph, live_schedule(graph, masks))
         if size == 0:
             return list(found.items())
         size = max(0, min(size, largest) - 1)  # the next smaller one that cuts elsewhere

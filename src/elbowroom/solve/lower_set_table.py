@@ -25,10 +25,12 @@ from numpy.typing import NDArray
 from elbowroom.errors import InputError
 from elbowroom.problem import Graph
 from elbowroom.schedule import Backward, Discard, Forward, Operation
+from elbowroom.schedule.liveness import with_liveness
 from elbowroom.solve.kernels.lower_sets import NEVER, Words, count_steps, fill_fronts, fill_steps, is_reachable
 from elbowroom.solve.kernels.rows import Floats, Ints
 
 MOST_SETS = 40_000
+FEW_SETS = 4_000  # to try all of them takes seconds
 MOST_STEPS = 30_000_000
 MOST_PAIRS = 2_000  # of time and memory, for each set
 FEWER_PAIRS = 2**17  # for all sets together, where the answer is not exact anyway
@@ -72,6 +74,14 @@ def all_lower_sets(graph: Graph, most: int | None = None) -> list[Mask]:
             )
         layer = list(following)
     return list(ready)
+
+
+def few_lower_sets(graph: Graph) -> list[Mask] | None:
+    """Every one, unless they are too many to try all by default."""
+    try:
+        return all_lower_sets(graph, FEW_SETS)
+    except InputError:
+        return None
 
 
 def pruned_lower_sets(graph: Graph) -> list[Mask]:
@@ -271,14 +281,13 @@ def canonical_schedule(graph: Graph, masks: Sequence[Mask]) -> tuple[Operation, 
     return tuple(operations)
 
 
-def canonical_time(graph: Graph, masks: Sequence[Mask]) -> float:
-    """The time of that schedule, once what nobody reads is left out: every node, and again what is recomputed."""
-    again = [graph.nodes[v].time for v in recomputed(graph, masks[:-1])]
-    return math.fsum([*(node.time for node in graph.nodes), *again])
+def live_schedule(graph: Graph, masks: Sequence[Mask]) -> tuple[Operation, ...]:
+    """The same without what nobody reads, and with every value discarded after its last reader."""
+    return with_liveness(graph, canonical_schedule(graph, masks))
 
 
 def recomputed(graph: Graph, masks: Sequence[Mask]) -> list[int]:
-    """The nodes of these parts that are in no boundary, and lead to one."""
+    """What that schedule computes twice: nodes that are in no boundary, and lead to one."""
     found = []
     for mask, part in zip(masks, parts_of(graph, masks), strict=True):
         leading = {v for v in part if _is_read(graph, v, mask)}
@@ -293,7 +302,7 @@ def formula_peak(graph: Graph, masks: Sequence[Mask]) -> int:
     """The memory of the most expensive part, as the dynamic program counts it."""
     peak = kept = done = 0
     for mask, part in zip(masks, parts_of(graph, masks), strict=True):
-        arriving = sum(graph.nodes[v].bytes for v in range(len(graph)) if done >> v & 1 and _is_read(graph, v, done))
+        arriving = sum(graph.nodes[v].bytes for v in boundary_of(graph, done))
         peak = max(peak, kept + 2 * sum(graph.nodes[v].bytes for v in part) + arriving)
         kept += sum(graph.nodes[v].bytes for v in part if _is_read(graph, v, mask))
         done = mask
@@ -303,6 +312,14 @@ def formula_peak(graph: Graph, masks: Sequence[Mask]) -> int:
 def _is_read(graph: Graph, v: int, mask: Mask) -> bool:
     """Whether a node of the set has a reader outside."""
     return any(not mask >> w & 1 for w in graph.successors[v])
+
+
+def members(mask: Mask) -> list[int]:
+    return [v for v in range(mask.bit_length()) if mask >> v & 1]
+
+
+def boundary_of(graph: Graph, mask: Mask) -> frozenset[int]:
+    return frozenset(v for v in members(mask) if _is_read(graph, v, mask))
 
 
 def parts_of(graph: Graph, masks: Sequence[Mask]) -> Iterable[list[int]]:

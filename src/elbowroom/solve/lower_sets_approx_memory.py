@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from typing import final
 
-from elbowroom.problem import Graph, Problem
-from elbowroom.schedule import simulate
-from elbowroom.solve.lower_set_found import coarsest_found
+from elbowroom.problem import Graph
+from elbowroom.solve.lower_set_found import OneAnswer, coarsest_found
 from elbowroom.solve.lower_sets_approx import table_of
-from elbowroom.solve.method import Found, Method, Options
+from elbowroom.solve.method import Found
 
 
 @final
-class LowerSetsApproxMemory(Method):
+class LowerSetsApproxMemory(OneAnswer):
     name = "lower-sets-approx-memory"
-    kinds = ("graph",)
     summary = "lowest peak from few, large parts over sequences of one lower set per node"
-    exact = False
-    needs_budget = False
 
-    def least_budget(self, problem: Problem, options: Options) -> int:
-        assert isinstance(problem, Graph)
-        return simulate(problem, coarsest_found(table_of(problem)).schedule).peak_bytes
-
-    def find(self, problem: Problem, budget: int, options: Options) -> Found:
-        assert isinstance(problem, Graph)
-        return coarsest_found(table_of(problem))
+    def answer(self, graph: Graph) -> Found:
+        return coarsest_found(table_of(graph))

@@ -12,9 +12,9 @@ sequences, and the fastest of the graph's schedules that fits serves. What `lowe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate
 from typing import final
 
 import numpy as np
@@ -22,12 +22,11 @@ import numpy as np
 from elbowroom.problem import Chain, Graph, Problem, Stage
 from elbowroom.schedule import Backward, Discard, Forward, Operation, Simulation, simulate
 from elbowroom.schedule.liveness import with_liveness
-from elbowroom.solve.lower_set_found import coarsest_found, fastest_found
-from elbowroom.solve.lower_set_table import parts_of
+from elbowroom.solve.lower_set_table import Mask, boundary_of, live_schedule, parts_of
 from elbowroom.solve.lower_sets_approx import table_of
 from elbowroom.solve.method import Found, Method, Options, Status
 from elbowroom.solve.persistent import Persistent
-from elbowroom.solve.store_all import StoreAll
+from elbowroom.solve.store_all import StoreAll, store_all
 
 STAGES = (64, 24, 10)  # at most so many, in sequences cut along one order
 _SETTINGS = 24  # of the dial
@@ -50,7 +49,7 @@ class LowerSetsChain(Method):
         found = _candidates(problem)
         table = table_of(problem)
         if budget >= table.least_budget:
-            found = [*found, simulate(problem, fastest_found(table, budget, exact=False).schedule)]
+            found = [*found, simulate(problem, live_schedule(problem, table.fastest(budget).masks))]
         best = min((s for s in found if s.peak_bytes <= budget), key=lambda simulation: simulation.time)
         return Found(tuple(best.schedule), Status.HEURISTIC, best.time)
 
@@ -59,11 +58,11 @@ class LowerSetsChain(Method):
 def _candidates(graph: Graph) -> list[Simulation]:
     """What the graph's schedules take, for every sequence and setting of the dial; and those of other methods."""
     table = table_of(graph)
-    others = [with_liveness(graph, StoreAll().find(graph, 0, Options()).schedule), coarsest_found(table).schedule]
-    others.append(fastest_found(table, table.least_budget, exact=False).schedule)
+    chosen = [table.fastest(table.least_budget).masks, table.coarsest(table.least_budget).masks]
+    others = [with_liveness(graph, store_all(graph)), *(live_schedule(graph, masks) for masks in chosen)]
     found = dict.fromkeys(others)
-    for parts in _partitions(graph):
-        cuts = Cuts(graph, parts)
+    for masks in (*_along_the_order(graph), *(masks for masks in chosen if len(masks) <= STAGES[0])):
+        cuts = Cuts(graph, masks)
         chain = cuts.chain()
         low, high = (method.least_budget(chain, Options(slots=_SLOTS)) for method in (Persistent(), StoreAll()))
         for dial in np.unique(np.geomspace(max(1, low), max(1, low, high), _SETTINGS).astype(np.int64)):
@@ -72,34 +71,26 @@ def _candidates(graph: Graph) -> list[Simulation]:
     return [simulate(graph, schedule) for schedule in found]
 
 
-def _partitions(graph: Graph) -> Iterator[list[list[int]]]:
-    """Ways to cut: along the topological order where boundaries are small, and as lower-sets-approx would."""
+def _along_the_order(graph: Graph) -> Iterator[tuple[Mask, ...]]:
+    """Sequences of the first nodes in topological order, cut where boundaries are small."""
+    first = list(accumulate(graph.order, lambda mask, v: mask | 1 << v, initial=0))[1:]
     place = {v: k for k, v in enumerate(graph.order)}
     last_read = [max((place[w] for w in graph.successors[v]), default=place[v]) for v in graph.order]
     sizes = [graph.nodes[v].bytes for v in graph.order]
     boundaries = [sum(sizes[k] for k in range(end) if last_read[k] >= end) for end in range(1, len(graph) + 1)]
     for most in STAGES:
-        ends = _small(boundaries, most)
-        yield [list(graph.order[a:b]) for a, b in pairwise((0, *ends))]
+        yield tuple(first[end - 1] for end in _small(boundaries, most))
         if len(graph) <= most:
             break
-    table = table_of(graph)
-    for chosen in (table.fastest(table.least_budget), table.coarsest(table.least_budget)):
-        if len(chosen.masks) <= STAGES[0]:
-            yield list(parts_of(graph, chosen.masks))
 
 
 class Cuts:
     """A graph cut into stages, each of which depends on earlier ones only."""
 
-    def __init__(self, graph: Graph, parts: list[list[int]]) -> None:
+    def __init__(self, graph: Graph, masks: Sequence[Mask]) -> None:
         self.graph = graph
-        self.parts = parts
-        self.boundaries = [frozenset[int]()]
-        done: set[int] = set()
-        for part in parts:
-            done |= set(part)
-            self.boundaries.append(frozenset(v for v in done if any(w not in done for w in graph.successors[v])))
+        self.parts = list(parts_of(graph, masks))
+        self.boundaries = [boundary_of(graph, mask) for mask in (0, *masks)]
 
     def chain(self) -> Chain:
         stages = []

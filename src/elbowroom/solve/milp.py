@@ -29,6 +29,7 @@ from elbowroom.problem import Graph, Problem
 from elbowroom.schedule import Backward, Forward, Operation, simulate
 from elbowroom.schedule.liveness import with_liveness
 from elbowroom.solve.method import Found, Method, Options, Status
+from elbowroom.solve.store_all import store_all
 
 SECONDS = 20.0
 MOST_NODES = 60
@@ -48,8 +49,7 @@ class Milp(Method):
 
     def find(self, problem: Problem, budget: int, options: Options) -> Found:
         assert isinstance(problem, Graph)
-        program = Program(problem)
-        answer = program.fastest(budget)
+        answer = Program(problem).fastest(budget)
         candidates = [_lowest(problem), *answer.schedules]
         simulations = [simulate(problem, schedule) for schedule in candidates]
         best = min((s for s in simulations if s.peak_bytes <= budget), key=lambda s: s.time)
@@ -61,12 +61,8 @@ class Milp(Method):
 @lru_cache(maxsize=2)
 def _lowest(graph: Graph) -> tuple[Operation, ...]:
     """The schedule with the lowest peak found."""
-    candidates = [with_liveness(graph, _store_all(graph)), *Program(graph).lowest().schedules]
+    candidates = [with_liveness(graph, store_all(graph)), *Program(graph).lowest().schedules]
     return min(candidates, key=lambda schedule: simulate(graph, schedule).peak_bytes)
-
-
-def _store_all(graph: Graph) -> list[Operation]:
-    return [*(Forward(v, "all") for v in graph.order), *(Backward(v) for v in reversed(graph.order))]
 
 
 @dataclass(frozen=True)
@@ -106,9 +102,7 @@ class Program:
         self.readers = [sorted(place[w] for w in graph.successors[v]) for v in graph.order]
         self.count = 0
         self.runs: dict[tuple[int, int], int] = {}  # (stage, node) → variable
-        self.lives: dict[
-            tuple[int, int, int], int
-        ] = {}  # (stage, step, node) → variable; step `last + 1` is the backward
+        self.lives: dict[tuple[int, int, int], int] = {}  # (stage, step, node) → variable; the last step: backward
         for stage in range(len(graph)):
             for k in self._nodes(stage):
                 self.runs[stage, k] = self._new()

@@ -21,13 +21,13 @@ class StoreAll(Method):
     def least_budget(self, problem: Problem, options: Options) -> int:
         if isinstance(problem, Chain):
             return Segments(problem).peak([len(problem)])
-        return simulate(problem, _schedule(problem)).peak_bytes
+        return simulate(problem, store_all(problem)).peak_bytes
 
     def find(self, problem: Problem, budget: int, options: Options) -> Found:
-        return Found(_schedule(problem), Status.NO_RECOMPUTATION)
+        return Found(store_all(problem), Status.NO_RECOMPUTATION)
 
 
-def _schedule(problem: Problem) -> tuple[Operation, ...]:
+def store_all(problem: Problem) -> tuple[Operation, ...]:
     if isinstance(problem, Chain):
         return segmented([len(problem)])
     if isinstance(problem, Join):

@@ -110,10 +110,9 @@ def fill_fronts(
 ) -> tuple[Ints, Floats, Ints, Ints, bool]:
     """For each set all pairs of time and kept bytes that no other beats; `sign` is -1 where more time is better.
 
-    With `worst`, times are not added up: the largest counts.
-    Pairs that take more than `most_time` are left out. Returns where each set's pairs begin, their times (with the
-    sign) and kept bytes, and the pair each came from. A set with more than `most` pairs keeps so many of them, evenly
-    spread; the last result tells whether one had to.
+    With `worst`, times are not added up: the largest counts. Pairs that take more than `most_time` are left out.
+    Returns where each set's pairs begin, their times (with the sign) and kept bytes, and the pair each came from. A
+    set with more than `most` pairs keeps so many of them, evenly spread; the last result tells whether one had to.
     """
     starts = np.zeros(len(offsets), dtype=np.int64)
     times, kept, origins = np.zeros(1024), np.zeros(1024, dtype=np.int64), np.zeros(1024, dtype=np.int64)
@@ -121,6 +120,12 @@ def fill_fronts(
     starts[1] = count = 1
     thinned = False
     for j in range(1, len(offsets) - 1):
+        most_found = 0
+        for p in range(offsets[j], offsets[j + 1]):
+            if again[p] <= most_time:
+                most_found += starts[sources[p] + 1] - starts[sources[p]]
+        new_times, new_kept = np.empty(most_found), np.empty(most_found, dtype=np.int64)
+        new_origins = np.empty(most_found, dtype=np.int64)
         found = 0
         for p in range(offsets[j], offsets[j + 1]):
             if again[p] > most_time:
@@ -128,20 +133,10 @@ def fill_fronts(
             for q in range(starts[sources[p]], starts[sources[p] + 1]):
                 time = max(times[q], again[p]) if worst else times[q] + sign * again[p]
                 if kept[q] + need[p] <= budget and time <= most_time:
+                    new_times[found], new_kept[found] = time, kept[q] + keep[p]
+                    new_origins[found] = q
                     found += 1
-        new_times, new_kept = np.empty(found), np.empty(found, dtype=np.int64)
-        new_origins = np.empty(found, dtype=np.int64)
-        at = 0
-        for p in range(offsets[j], offsets[j + 1]):
-            if again[p] > most_time:
-                continue
-            for q in range(starts[sources[p]], starts[sources[p] + 1]):
-                time = max(times[q], again[p]) if worst else times[q] + sign * again[p]
-                if kept[q] + need[p] <= budget and time <= most_time:
-                    new_times[at], new_kept[at] = time, kept[q] + keep[p]
-                    new_origins[at] = q
-                    at += 1
-        order = np.argsort(new_kept, kind="mergesort")
+        order = np.argsort(new_kept[:found], kind="mergesort")
         order = order[np.argsort(new_times[order], kind="mergesort")]
         front, best = np.empty(found, dtype=np.int64), NEVER
         size = 0
