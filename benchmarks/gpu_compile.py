@@ -6,29 +6,33 @@
 For each model first the peers (`torch.compile` of model and loss; the same with PyTorch's own
 `activation_memory_budget`; the same with the first blocks under `checkpoint`), then elbowroom within the memory of
 each of them, and within less than any reaches. Compiling takes minutes, so every cell has a process of its own and
-`--jobs` of them compile side by side; whoever measures stops all others meanwhile (gate.py). With `--alone`,
-`torch.compile` and a first fit are run before, one after the other, to compare how long they take to compile.
+`--jobs` of them compile side by side, of all models named, as long as the GPU's memory holds them; whoever measures
+stops all others meanwhile (gate.py). With `--alone`, `torch.compile` and a first fit are run before, one after the
+other, to compare how long they take to compile. A run that was cut short goes on with `--with` and its `--json`.
 
 A step is forward, loss and backward under bf16 autocast, gradients set to None before. Its peak is the most allocated
-at once above parameters, their gradients, buffers and the batch. Caches are empty when a model begins; cells of a
-model share them.
+at once above parameters, their gradients, buffers and the batch. Caches are empty when a run begins; its cells share
+them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import operator
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from threading import Condition
 from typing import Any
 
 import gpu_fit
@@ -44,6 +48,8 @@ EXTRA_MIB = {"gpt2-medium": (8192, 6500), "resnet101": (1800,)}  # lower than an
 PLAIN, FIRST = "torch.compile", "elbowroom, first fit"
 ALONE = 0.6  # of what `torch.compile` takes, for the fit that is timed alone
 NOISE = 0.02
+CONTEXT_BYTES = 700 * MIB  # of GPU memory that a process takes for itself
+PEER_BYTES = 8 << 30  # a guess, not known before it ran; it holds its memory only at its end
 
 
 def main() -> int:
@@ -58,8 +64,8 @@ def main() -> int:
         return 2
     book = Book(gpu_fit.facts(Cpu() if options.tiny else Gpu()), options.json)
     print(", ".join(f"{name} {value}" for name, value in book.facts.items()), flush=True)
-    for name in options.models:
-        run_model(name, options, book)
+    with tempfile.TemporaryDirectory() as folder:
+        run_models(Floor(options, Path(folder)), options, book)
     return finish(book.rows, options.plot)
 
 
@@ -74,7 +80,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peers", nargs="*", choices=("compile", "budget", "blocks"), help="only these kinds")
     parser.add_argument("--extra", nargs="*", type=float, metavar="MIB", help="rooms for ours besides the peers'")
     parser.add_argument("--only-peers", action="store_true", help="leave ours for another run on the same machine")
-    parser.add_argument("--with", dest="known", type=Path, metavar="FILE", help="that run's --json: its peers")
+    parser.add_argument(
+        "--with", dest="known", type=Path, metavar="FILE", help="an earlier run's --json, to go on with"
+    )
     parser.add_argument("--tiny", action="store_true", help="small models on the CPU, to try the script")
     parser.add_argument("--show", nargs="+", type=Path, metavar="FILE", help="the table of earlier --json files")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
@@ -104,25 +112,35 @@ class Cell:
     kind: str
     setting: float | None = None
     room_bytes: int | None = None
+    held_bytes: int = PEER_BYTES
 
 
-def run_model(name: str, options: argparse.Namespace, book: Book) -> None:
+def run_models(floor: Floor, options: argparse.Namespace, book: Book) -> None:
+    for name in options.models if options.alone else ():
+        plain = floor.run(Cell(name, PLAIN, "alone"))
+        room = int(ALONE * (plain.peak_bytes or 0))
+        for row in plain, floor.run(Cell(name, FIRST, "alone", room_bytes=room)):
+            book.add(row)
+    with ThreadPoolExecutor(len(options.models)) as pool:
+        for future in [pool.submit(run_model, name, floor, options, book) for name in options.models]:
+            future.result()
+
+
+def run_model(name: str, floor: Floor, options: argparse.Namespace, book: Book) -> None:
     """All rows of one model."""
+    known = {row.how: row for row in options.known if row.model == name and row.ms and row.kind != "alone"}
     peers = [cell for cell in peer_cells(name) if options.peers is None or cell.kind in options.peers]
-    if options.alone:
-        run_cells([Cell(name, PLAIN, "alone")], options, book.add)
-        room = int(ALONE * (book.rows[-1].peak_bytes or 0))
-        run_cells([Cell(name, FIRST, "alone", room_bytes=room)], options, book.add)
-    found = [book.add(row) for row in options.known if row.model == name and row.kind != "ours"]
-    run_cells([] if found else peers, options, lambda row: found.append(book.add(row)))
+    found = [book.add(row) for row in floor.run_all(peers, known)]
     if options.only_peers:
         return
     peers_found = sorted((row for row in found if row.ms), key=lambda row: -row.peak_bytes)
     rooms = [(f"elbowroom as {peer.how}", peer.peak_bytes) for peer in peers_found]
     extra = EXTRA_MIB.get(name, ()) if options.extra is None else options.extra
     rooms += [(f"elbowroom, {size:,g} MiB", int(size * MIB)) for size in sorted(extra, reverse=True)]
-    ours = [Cell(name, how, "ours", room_bytes=room) for how, room in rooms]
-    run_cells(ours, options, lambda row: book.add(against(peers_found, row)))
+    held = max((row.resident_bytes for row in peers_found), default=0)
+    ours = [Cell(name, how, "ours", room_bytes=room, held_bytes=held + room) for how, room in rooms]
+    for row in floor.run_all(ours, known):
+        book.add(against(peers_found, row))
 
 
 def peer_cells(name: str) -> Iterator[Cell]:
@@ -138,36 +156,62 @@ def against(peers: Sequence[Row], row: Row) -> Row:
     return replace(row, best_peer=best and best.how, vs_peer=best.ms / row.ms if best and row.ms else None)
 
 
-def run_cells(cells: Sequence[Cell], options: argparse.Namespace, add: Callable[[Row], object]) -> None:
-    """Each in a process of its own, as many at once as there are jobs; rows in the order in which they end."""
-    waiting, running = list(cells), {}
-    with tempfile.TemporaryDirectory() as folder:
-        while waiting or running:
-            while waiting and len(running) < options.jobs:
-                cell = waiting.pop(0)
-                running[start(cell, options, Path(folder))] = cell
-            time.sleep(0.2)
-            for process in [process for process in running if process.poll() is not None]:
-                add(row_of(process, running.pop(process)))
+class Floor:
+    """Where cells work side by side, each in a process of its own: no more than there are jobs and memory for."""
 
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self.options = options
+        self.folder = folder
+        self.free = options.jobs, (torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else sys.maxsize)
+        self.running = 0
+        self.changed = Condition()
 
-def start(cell: Cell, options: argparse.Namespace, folder: Path) -> subprocess.Popen:
-    command = [sys.executable, __file__, "--cell", json.dumps(asdict(cell)), "--gate", str(folder)]
-    command += ["--reps", str(options.reps), *(["--tiny"] if options.tiny else [])]
-    settings = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
-    if cell.kind != "alone":
-        settings["TORCHINDUCTOR_COMPILE_THREADS"] = str(max(2, 2 * (os.cpu_count() or 1) // options.jobs))
-    return subprocess.Popen(
-        command, env={**os.environ, **settings}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    def run_all(self, cells: Sequence[Cell], known: Mapping[str, Row]) -> Iterator[Row]:
+        """In the order in which they end, those known first."""
+        waiting = [cell for cell in cells if cell.how not in known]
+        yield from (known[cell.how] for cell in cells if cell.how in known)
+        if waiting:
+            with ThreadPoolExecutor(len(waiting)) as pool:
+                yield from (
+                    future.result() for future in as_completed(pool.submit(self.run, cell) for cell in waiting)
+                )
 
+    def run(self, cell: Cell) -> Row:
+        with self._place(cell):
+            process = self._start(cell)
+            printed = process.communicate()[0].strip().splitlines() or [""]
+        try:
+            return Row(**json.loads(printed[-1]))
+        except (ValueError, TypeError):
+            return Row(cell.model, cell.how, cell.kind, cell.room_bytes, error=" | ".join(printed[-3:])[:500])
 
-def row_of(process: subprocess.Popen, cell: Cell) -> Row:
-    printed = process.stdout.read().strip().splitlines() or [""]
-    try:
-        return Row(**json.loads(printed[-1]))
-    except (ValueError, TypeError):
-        return Row(cell.model, cell.how, cell.kind, cell.room_bytes, error=" | ".join(printed[-3:])[:500])
+    @contextmanager
+    def _place(self, cell: Cell) -> Iterator[None]:
+        need = 1, cell.held_bytes + CONTEXT_BYTES
+        with self.changed:
+            self.changed.wait_for(lambda: self.running == 0 or all(map(operator.le, need, self.free)))
+            self._take(need)
+        try:
+            yield
+        finally:
+            with self.changed:
+                self._take((-1, -need[1]))
+                self.changed.notify_all()
+
+    def _take(self, need: tuple[int, int]) -> None:
+        self.running += need[0]
+        self.free = self.free[0] - need[0], self.free[1] - need[1]
+
+    def _start(self, cell: Cell) -> subprocess.Popen:
+        command = [sys.executable, __file__, "--cell", json.dumps(asdict(cell)), "--gate", str(self.folder)]
+        command += ["--reps", str(self.options.reps), *(["--tiny"] if self.options.tiny else [])]
+        settings = {"TORCHINDUCTOR_CACHE_DIR": f"{self.folder}/inductor", "TRITON_CACHE_DIR": f"{self.folder}/triton"}
+        if cell.kind != "alone":
+            threads = max(2, 2 * (os.cpu_count() or 1) // self.options.jobs)
+            settings["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
+        return subprocess.Popen(
+            command, env={**os.environ, **settings}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
 
 
 # --- one cell ------------------------------------------------------------------------------------------------

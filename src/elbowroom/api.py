@@ -46,6 +46,7 @@ def fit(
     kernels: str = "auto",
     compilations: int = 3,
     cuda_graphs: bool = True,
+    accumulates: bool = False,
 ) -> Any:
     """The model, to be trained as before, its steps staying within `budget` bytes with the same gradients.
 
@@ -59,10 +60,23 @@ def fit(
     are those of plain execution bit for bit; "inductor", fused ones, which give what `torch.compile` gives; or
     "auto", fused ones where the model is on a GPU and a compiler is there. For fused ones at most `compilations`
     plans are compiled and measured for a budget; with `cuda_graphs` they are replayed as such where that is faster,
-    which holds their memory between steps.
+    which holds their memory between steps. Steps are planned to begin without gradients, as after `zero_grad()`; the
+    first that begins with some is planned again, to keep them. `accumulates` plans for that at once.
     """
     options = _Options(
-        budget, optimizer, loss, stages, plan, forwards, strict, max_shapes, times, kernels, compilations, cuda_graphs
+        budget,
+        optimizer,
+        loss,
+        stages,
+        plan,
+        forwards,
+        strict,
+        max_shapes,
+        times,
+        kernels,
+        compilations,
+        cuda_graphs,
+        accumulates,
     )
     session = _session(model, example, options)
     if example and verify:
@@ -83,12 +97,25 @@ def plan(
     kernels: str = "auto",
     compilations: int = 3,
     cuda_graphs: bool = True,
+    accumulates: bool = False,
 ) -> Plan:
     """What `fit` would do, to look at, save or compare. The model is left as it is."""
     if not example:
         raise InputError("example", "missing; pass what the model is called with")
     options = _Options(
-        budget, optimizer, loss, stages, None, forwards, strict, 1, times, kernels, compilations, cuda_graphs
+        budget,
+        optimizer,
+        loss,
+        stages,
+        None,
+        forwards,
+        strict,
+        1,
+        times,
+        kernels,
+        compilations,
+        cuda_graphs,
+        accumulates,
     )
     session = _session(model, example, options)
     (entry,) = session.entries.values()
@@ -111,6 +138,7 @@ class _Options:
     kernels: str
     compilations: int
     cuda_graphs: bool
+    accumulates: bool
 
 
 def _session(model: nn.Module, example: tuple[Any, ...], options: _Options) -> Session | ChainSession:
@@ -128,6 +156,7 @@ def _session(model: nn.Module, example: tuple[Any, ...], options: _Options) -> S
         kernels="torch" if options.stages is not None else choose_kernels(options.kernels, model.parameters()),
         compilations=options.compilations,
         cuda_graphs=options.cuda_graphs,
+        accumulates=options.accumulates,
     )
     args, kwargs = _call(example)
     takes_target = options.loss is not None and _takes_target(options.loss)

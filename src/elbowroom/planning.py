@@ -40,9 +40,9 @@ class Planned:
         prediction, surplus = self.prediction, peak_bytes - self.prediction.peak_bytes
         moved = replace(
             prediction,
-            forward_bytes=tuple(max(0, size + surplus) for size in prediction.forward_bytes),
-            backward_bytes=tuple(max(0, size + surplus) for size in prediction.backward_bytes),
-            between_bytes=max(0, prediction.between_bytes + surplus),
+            forward_bytes=tuple(size + surplus for size in prediction.forward_bytes),
+            backward_bytes=tuple(size + surplus for size in prediction.backward_bytes),
+            between_bytes=prediction.between_bytes + surplus,
         )
         return replace(self, prediction=moved, recorded=recorded)
 
@@ -98,15 +98,16 @@ class Planner:
 
     def _turn(self, number: int, account: Account, room: int) -> None:
         """Find programs for budgets around the largest that fits when predicted exactly: a bisection."""
-        sweep = self._sweep(number, account, 2 * room)
+        guess = room + self.around.late_bytes
+        sweep = self._sweep(number, account, 2 * guess)
         low, high = sweep.least_bytes, sweep.most_bytes
         if not self._translate(number, account, sweep, low) <= room or low >= high:
             return
-        if low < room < high:
-            if self._translate(number, account, sweep, room) <= room:
-                low = room
+        if low < guess < high:
+            if self._translate(number, account, sweep, guess) <= room:
+                low = guess
             else:
-                high = room
+                high = guess
         for _ in range(_TURNS):
             middle = (low + high) // 2
             if self._translate(number, account, sweep, middle) <= room:

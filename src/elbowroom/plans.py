@@ -61,10 +61,16 @@ class Plan:
     setting: Mapping[str, str]
     inputs: str
     notes: tuple[str, ...] = field(default=())
+    late_gradients: bool = False  # the step begins without them, and others use their memory until the backward
 
     @property
     def resident_bytes(self) -> int:
         return sum(self.resident.values())
+
+    @property
+    def start_bytes(self) -> int:
+        """What is there when a step begins."""
+        return self.resident_bytes - (self.resident.get("gradients", 0) if self.late_gradients else 0)
 
     @property
     def peak_bytes(self) -> int:
@@ -108,6 +114,7 @@ class Plan:
             "setting": dict(self.setting),
             "inputs": self.inputs,
             "notes": list(self.notes),
+            "late_gradients": self.late_gradients,
             "regions": [_region_to_json(region) for region in self.regions],
         }
 
@@ -123,6 +130,7 @@ class Plan:
                 setting={str(k): str(v) for k, v in data["setting"].items()},
                 inputs=str(data["inputs"]),
                 notes=tuple(map(str, data.get("notes", ()))),
+                late_gradients=bool(data.get("late_gradients", False)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as failure:
             if isinstance(failure, InputError):

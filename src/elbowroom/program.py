@@ -8,8 +8,8 @@ same with real tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from elbowroom.joint import Joint
 
@@ -120,17 +120,28 @@ class Surroundings:
 
     `outside_bytes` is reserved between forward and backward for a loss computed elsewhere. `keeps_arriving` says
     that the caller holds the arriving gradients until the backward ends. `state_bytes` is the size of a random
-    generator's state where it counts against the same memory.
+    generator's state where it counts against the same memory. `late` are gradients of parameters, and their bytes,
+    that count as resident and are not there before the backward makes them; those in `copied` do not become `.grad`
+    themselves, but are copied there.
     """
 
     outside_bytes: int = 0
     keeps_arriving: bool = False
     state_bytes: int = 0
+    late: Mapping[int, int] = field(default_factory=dict)
+    copied: frozenset[int] = frozenset()
+
+    @property
+    def late_bytes(self) -> int:
+        return sum(self.late.values())
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a program will take above what is resident. One entry per instruction: bytes while it runs."""
+    """What a program will take above what is resident. One entry per instruction: bytes while it runs.
+
+    Less than nothing where gradients that count as resident are not there yet.
+    """
 
     forward_bytes: tuple[int, ...]
     backward_bytes: tuple[int, ...]
@@ -151,8 +162,10 @@ def predict(joint: Joint, program: Program, around: Surroundings = _ALONE) -> Pr
     memory = _Memory(joint, around.state_bytes)
     for op in joint.inputs:
         memory.bring(op)
+    missing = around.late_bytes
     forward = [
-        memory.run(instruction, op_state=instruction.op in program.reseeded) for instruction in program.forward
+        memory.run(instruction, op_state=instruction.op in program.reseeded) - missing
+        for instruction in program.forward
     ]
     held = {*joint.results, *program.saved}
     for op in joint.updates:
@@ -164,13 +177,18 @@ def predict(joint: Joint, program: Program, around: Surroundings = _ALONE) -> Pr
         memory.bring(op)
     for op in (*joint.results, *(joint.arriving if around.keeps_arriving else ())):
         memory.pin(op)
-    between = memory.now + around.outside_bytes
+    between = memory.now + around.outside_bytes - missing
     read = {read for i in program.backward for read in reads_of(joint, i)}
     read.update(gradient for _, gradient in joint.gradients)  # one that arrives may be returned as it is
     for op in (*joint.arriving, *joint.results):
         if op not in read:
             memory.drop(op)
-    backward = [memory.run(instruction) for instruction in program.backward]
+    backward = []
+    for instruction in program.backward:
+        during = memory.run(instruction)
+        copies = sum(around.late.get(i, 0) for i in instruction.accumulates if i in around.copied)
+        backward.append(during + copies - missing)
+        missing -= sum(around.late.get(i, 0) for i in instruction.accumulates)
     time = sum(joint.ops[i.op].time for i in (*program.forward, *program.backward))
     return Prediction(tuple(forward), tuple(backward), between, saved_bytes, time)
 

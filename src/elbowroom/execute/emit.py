@@ -44,6 +44,27 @@ def emit(captured: Captured, program: Program) -> Emitted:
     return Emitted(_below_autograd(namespace["forward"]), _below_autograd(namespace["backward"]), source)
 
 
+def copied_gradients(captured: Captured) -> frozenset[int]:
+    """Parameters whose gradient does not become `.grad` itself: somebody else may hold its storage."""
+    owns = _owner(captured)
+    return frozenset(i for i, gradient in captured.joint.gradients if not owns(gradient))
+
+
+def _owner(captured: Captured) -> Callable[[int], bool]:
+    """Tells whether a gradient's storage is the backward's own and no other gradient shares it."""
+    joint = captured.joint
+    made = {s for op in joint.backward for s, _ in joint.ops[op].makes}
+    sharers = Counter(s for _, gradient in joint.gradients for s in set(joint.storages(gradient)))
+
+    def owns(op: int) -> bool:
+        storages = set(joint.storages(op))
+        tensor = tensors_of(captured.nodes[op])[0]
+        whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        return storages <= made and all(sharers[storage] == 1 for storage in storages) and whole
+
+    return owns
+
+
 def emit_outputs_only(captured: Captured, program: Program) -> Callable[[list[Any]], list[Any]]:
     """A forward that saves nothing and changes no input: for looking at a model without training it."""
     writer = _Writer(captured, program)
@@ -67,11 +88,9 @@ class _Writer:
         self.names = [_identifier(op.name) for op in self.ops]
         self.namespace: dict[str, Any] = {"torch": torch, "accumulator": accumulator}
         self._bound: dict[Any, str] = {}
-        joint = captured.joint
         self._taken = set(self.names)
         self._numbers = {node: i for i, node in enumerate(captured.nodes)}
-        self._made = {s for op in joint.backward for s, _ in joint.ops[op].makes}  # storages of the backward's own
-        self._sharers = Counter(s for _, gradient in joint.gradients for s in set(joint.storages(gradient)))
+        self._owns = _owner(captured)
 
     # --- the two functions ---
 
@@ -158,14 +177,6 @@ class _Writer:
             call += f"; rest_{self.names[i]} = {function}({self.names[i]}, {name})"
         frees = [self.names[value] for value in instruction.frees]
         return f"    {call}" + (f"; {' = '.join(frees)} = None" if frees else "")
-
-    def _owns(self, op: int) -> bool:
-        """Whether a gradient's storage is the backward's own and no other gradient shares it."""
-        storages = set(self.captured.joint.storages(op))
-        alone = all(self._sharers[storage] == 1 for storage in storages)
-        tensor = tensors_of(self.captured.nodes[op])[0]
-        whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-        return storages <= self._made and alone and whole
 
     def _call(self, op: int, instruction: Instruction) -> str:
         node = self.captured.nodes[op]

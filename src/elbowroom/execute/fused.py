@@ -3,9 +3,11 @@
 The forward graph holds every node once. The backward graph holds a copy of a recomputed value's cone for each time
 the program runs it, placed where the program runs it; a copy that still shows the same values is read again instead.
 
-Gradients of parameters go straight into `.grad`, which the backward graph gets as inputs that it overwrites: their
-kernels write there, and nothing is held until the end. So there are up to three backwards, each compiled when first
-called: for gradients that exist already (add), for those that do not (write), and for autograd to take (return).
+Gradients of parameters become `.grad`. There are up to three backwards, each compiled when first called. One returns
+gradients, for `.grad` where there is none, or for autograd to take (return): they come one by one, and what is free
+until then serves others. The other two get tensors as inputs and overwrite them, so that kernels write where
+gradients are, and nothing is held until the end: those of parameters that have some (add), or ones in a fixed place
+(write), which recordings need.
 """
 
 from __future__ import annotations
@@ -114,20 +116,33 @@ class Fused:
     def backward(self, arguments: list[Any]) -> list[Any]:
         """Adds to the parameters' gradients, or leaves that to autograd where it wants to do it."""
         parameters = [arguments[place] for place in self._parameter_places]
-        mode = _mode(parameters)
-        buffers = [] if mode == "return" else [_gradient(parameter, mode) for parameter in parameters]
+        if not engine_accumulates() or any(map(is_autograds, parameters)):
+            return self._run("return", arguments, [])
+        mode = self._mode(parameters)
+        if mode == "return":
+            outputs = self._run(mode, arguments, [])
+            for i, parameter in zip(self.parameters, parameters, strict=True):
+                parameter.grad, outputs[i] = _own(outputs[i], parameter), None
+            return outputs
+        buffers = [_gradient(parameter, mode) for parameter in parameters]
         outputs = self._run(mode, arguments, buffers)
-        for parameter, buffer in zip(parameters, buffers, strict=False):
+        for parameter, buffer in zip(parameters, buffers, strict=True):
             parameter.grad = buffer
         return outputs
+
+    def _mode(self, parameters: Sequence[torch.Tensor]) -> Mode:
+        """How to make the gradients of parameters, most of which have none as a rule."""
+        if any(parameter.grad is not None for parameter in parameters):
+            return "add"
+        return "write" if "write" in self._backwards and "return" not in self._backwards else "return"
 
     def gradient_buffers(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Memory for the gradients of a trial."""
         places = {i: place for place, i in enumerate(self.captured.joint.inputs)}
         return [torch.empty_like(inputs[places[i]]) for i in self.parameters]
 
-    def run_backward(self, arguments: list[Any], buffers: list[torch.Tensor], mode: Mode = "write") -> list[Any]:
-        """A backward that takes its gradients to given buffers, whatever the parameters have."""
+    def run_backward(self, arguments: list[Any], buffers: list[torch.Tensor], mode: Mode) -> list[Any]:
+        """A backward that takes its gradients to given buffers, or returns them, whatever the parameters have."""
         return self._run(mode, arguments, buffers)
 
     def _run(self, mode: Mode, arguments: list[Any], buffers: list[torch.Tensor]) -> list[Any]:
@@ -144,7 +159,8 @@ class Fused:
         for place, i in enumerate(self.program.saved):
             inputs[place] = _laid_out(inputs[place], self._strides.get(i))
         aligned = [place for place, i in enumerate(self.program.saved) if i in self._strides]
-        compiled, _ = self._compile(graph, inputs, (), aligned, is_backward=True)
+        visible = self.parameters if mode == "return" else ()
+        compiled, _ = self._compile(graph, inputs, visible, aligned, is_backward=True)
         return compiled
 
     def _compile(
@@ -184,10 +200,12 @@ def _merging(first: Sequence[bool]) -> list[int]:
     return [sum(first[:n]) if is_first else firsts + n - sum(first[:n]) for n, is_first in enumerate(first)]
 
 
-def _mode(parameters: Sequence[torch.Tensor]) -> Mode:
-    if not engine_accumulates() or any(map(is_autograds, parameters)):
-        return "return"
-    return "add" if any(parameter.grad is not None for parameter in parameters) else "write"
+def _own(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A gradient as `.grad`: laid out like its parameter, and alone in its storage."""
+    alone = gradient.untyped_storage().nbytes() == gradient.numel() * gradient.element_size()
+    if alone and gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
 
 
 def _gradient(parameter: torch.Tensor, mode: Mode) -> torch.Tensor:

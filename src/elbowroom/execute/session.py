@@ -20,6 +20,7 @@ from elbowroom.capture.backend import capture_settings, make_backend
 from elbowroom.capture.fingerprint import fingerprint
 from elbowroom.capture.unplanned import hooked_modules, unplanned_nodes
 from elbowroom.errors import BudgetTooSmall, ElbowroomError, InputError, Unplanned
+from elbowroom.execute.emit import copied_gradients
 from elbowroom.execute.region import Looks, Region
 from elbowroom.execute.settings import (
     Settings,
@@ -33,7 +34,7 @@ from elbowroom.execute.settings import (
 from elbowroom.execute.too_small import too_small
 from elbowroom.measuring.cache import setting_of
 from elbowroom.measuring.ops import measure_ops
-from elbowroom.measuring.resident import device_bytes, resident_bytes, step_temporaries
+from elbowroom.measuring.resident import device_bytes, resident_bytes, rounded, step_temporaries
 from elbowroom.planning import Planned, Planner, plan_together
 from elbowroom.plans import Plan, region_plan
 from elbowroom.program import Surroundings, make_program
@@ -52,6 +53,7 @@ class Entry:
     plan: Plan | None = None
     unplanned: str = ""
     planners: list[Planner] = field(default_factory=list)
+    late: list[nn.Parameter] = field(default_factory=list)  # must have no gradient when a step begins
     trials: Any = None  # of programs compiled for it, if its kernels are fused
     instead: Session | None = None  # runs it with PyTorch's kernels, because fused ones could not
 
@@ -87,6 +89,10 @@ class Session:
             return entry.instead(*args, **kwargs)
         if not entry.regions:
             return self.step(*args, **kwargs)
+        if any(parameter.grad is not None for parameter in entry.late):
+            entry = self._plan_again(entry, args, kwargs)
+            if entry.instead is not None:
+                return entry.instead(*args, **kwargs)
         self._release_others(entry)
         before = {region: region.runs for region in entry.regions}
         with capture_settings(self._graph_limit), _own_errors():
@@ -119,6 +125,32 @@ class Session:
         if entry.unplanned:
             self._say_unplanned(entry.unplanned)
         self.entries[key] = entry
+        return entry
+
+    def _plan_again(self, entry: Entry, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
+        """Gradients of an earlier backward are there, whose memory the plan uses: plan without it from now on.
+
+        Where they are kept once, they will be again. If that does not fit, the plan stays and it is said.
+        """
+        if self.settings.plan is not None:
+            return self._plan_stays(
+                entry, "its plan is for steps that begin without; set them to None, or plan again"
+            )
+        known = self.entries
+        self.entries = {key: other for key, other in known.items() if other is not entry}
+        try:
+            return self.prepare(args, kwargs)
+        except BudgetTooSmall as refusal:
+            self.entries = known
+            least = format_bytes(refusal.least_budget)
+            return self._plan_stays(entry, f"set them to None before each step, or allow {least}, to keep them")
+        except BaseException:
+            self.entries = known
+            raise
+
+    def _plan_stays(self, entry: Entry, remedy: str) -> Entry:
+        entry.late = []  # said once
+        self._say_unplanned(f"a step began with the gradients of an earlier backward; {remedy}")
         return entry
 
     def fuses(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -188,9 +220,11 @@ class Session:
         resident = resident_bytes(self.model, (args, dict(kwargs)), self.settings.optimizer, device)
         resident["batch"] *= self.settings.forwards
         regions = regions * self.settings.forwards
+        late = self._without_gradients(regions)
         if self.settings.plan is not None:
-            return Entry(regions, self._loaded(regions, self.settings.plan), unplanned)
-        entry = Entry(regions, None, unplanned, self._planners(regions))
+            loaded = self._loaded(regions, self.settings.plan)
+            return Entry(regions, loaded, unplanned, late=list(late.values()) if loaded.late_gradients else [])
+        entry = Entry(regions, None, unplanned, self._planners(regions, late), list(late.values()))
         self._install(entry, self._found(entry, resident), resident, shown(args, kwargs))
         return entry
 
@@ -214,11 +248,32 @@ class Session:
             self._instead = Session(self.model, self.make_step, replace(self.settings, kernels="torch"))
         return self._instead
 
-    def _planners(self, regions: list[Region]) -> list[Planner]:
+    def _without_gradients(self, regions: list[Region]) -> dict[int, nn.Parameter]:
+        """Parameters that have no gradient before the backward makes it, by their number in the only graph.
+
+        None of them where some have one: those are kept from step to step. Several graphs might share parameters.
+        """
+        if self.settings.accumulates or len(regions) > 1 or self._keeps_gradients:
+            return {}
+        trained = {p.data_ptr(): p for p in self.model.parameters() if p.requires_grad}
+        (region,) = regions
+        joint = region.captured.joint
+        given = dict(zip(joint.inputs, (example() for example in region.example), strict=True))
+        accumulated = {i for i, gradient in joint.gradients if joint.ops[gradient].kind == "backward"}
+        numbers = [i for i in joint.parameters if i in accumulated and given.get(i) is not None]
+        found = {i: trained.get(given[i].data_ptr()) for i in numbers}  # type: ignore[union-attr]
+        return {i: parameter for i, parameter in found.items() if parameter is not None}
+
+    @property
+    def _keeps_gradients(self) -> bool:
+        return any(parameter.grad is not None for parameter in self.model.parameters())
+
+    def _planners(self, regions: list[Region], late: Mapping[int, nn.Parameter]) -> list[Planner]:
         planners = {}
         for region in dict.fromkeys(regions):
             measure_region(region, self.settings.estimate)
-            planners[region] = Planner(region.captured.joint, surroundings(region, self.settings.loss_inside))
+            around = surroundings(region, self.settings.loss_inside, late)
+            planners[region] = Planner(region.captured.joint, around)
         return [planners[region] for region in regions]
 
     def set_budget(self, budget: int | str) -> None:
@@ -229,7 +284,8 @@ class Session:
         )
         entries = [entry for entry in self.entries.values() if entry.plan is not None and entry.instead is None]
         for entry in entries:
-            entry.planners = entry.planners or self._planners(entry.regions)  # a loaded plan has none
+            # A loaded plan has none.
+            entry.planners = entry.planners or self._planners(entry.regions, self._without_gradients(entry.regions))
         try:
             found = [self._found(entry, entry.plan.resident) for entry in entries]  # type: ignore[union-attr]
             if self._instead is not None:
@@ -254,7 +310,8 @@ class Session:
             planned = plan_together(entry.planners, room)
         if planned is None:
             device = entry.regions[0].captured.device
-            raise too_small(self.settings.budget_bytes, resident, entry.planners, device)
+            budget, kept = self.settings.budget_bytes, self._keeps_gradients
+            raise too_small(budget, resident, entry.planners, device, kept=kept)
         return planned
 
     def _tried(self, entry: Entry, room: int, resident: Mapping[str, int]) -> list[Planned]:
@@ -268,7 +325,8 @@ class Session:
             tried = entry.trials.best(room, self.settings.compilations, report)
         if tried is None:
             device, least = entry.regions[0].captured.device, entry.trials.least_bytes
-            raise too_small(self.settings.budget_bytes, resident, entry.planners, device, least)
+            budget, kept = self.settings.budget_bytes, self._keeps_gradients
+            raise too_small(budget, resident, entry.planners, device, least, kept=kept)
         measured: list[Planned] = tried.measured
         return measured
 
@@ -286,7 +344,8 @@ class Session:
             regions=tuple(regions),
             setting=setting_of(entry.regions[0].captured.device),
             inputs=inputs,
-            notes=_notes(planned) if entry.trials is not None else (),
+            notes=_notes(entry, planned),
+            late_gradients=bool(entry.late),
         )
 
     def again(self, model: nn.Module) -> Session:
@@ -321,22 +380,28 @@ class Session:
         say_unplanned(self.model, self.settings, why, self._said)
 
 
-def _notes(planned: list[Planned]) -> tuple[str, ...]:
-    notes: tuple[str, ...] = ("Inductor's kernels: the peak is measured, times are estimates.",)
+def _notes(entry: Entry, planned: list[Planned]) -> tuple[str, ...]:
+    notes: tuple[str, ...] = ()
+    if entry.late:
+        notes += ("A step begins without gradients: until the backward makes them, others use their memory.",)
+    if entry.trials is not None:
+        notes += ("Inductor's kernels: the peak is measured, times are estimates.",)
     if any(plan.recorded for plan in planned):
         notes += ("Replayed as CUDA graphs: their memory is held between steps, too.",)
     return notes
 
 
-def surroundings(region: Region, loss_inside: bool) -> Surroundings:
+def surroundings(region: Region, loss_inside: bool, late: Mapping[int, nn.Parameter] = {}) -> Surroundings:
     """What to reserve around a graph. A loss outside gets room for one more copy of outputs and gradients."""
-    joint = region.captured.joint
+    joint, device = region.captured.joint, region.captured.device
     outputs = joint.bytes_of({s for op in (*joint.results, *joint.arriving) for s in joint.storages(op)})
-    on_cpu = region.captured.device.type == "cpu"
+    on_cpu = device.type == "cpu"
     return Surroundings(
         outside_bytes=0 if loss_inside else outputs,
         keeps_arriving=_KEEPS_ARRIVING,
         state_bytes=torch.default_generator.get_state().numel() if on_cpu else 0,
+        late={i: rounded(p.numel() * p.element_size(), device) for i, p in late.items()},
+        copied=copied_gradients(region.captured),
     )
 
 

@@ -26,7 +26,8 @@ class Settings:
     """What the user asked for. `forwards` is how many forwards wait for one backward.
 
     `kernels` are PyTorch's own ("torch"), or Inductor's; then at most `compilations` plans are tried for a budget,
-    and `cuda_graphs` says whether they may be replayed as such.
+    and `cuda_graphs` says whether they may be replayed as such. With `accumulates`, gradients of earlier backwards
+    are there when a step begins; else that is found out when it happens.
     """
 
     budget_bytes: int
@@ -40,6 +41,7 @@ class Settings:
     kernels: str = "torch"
     compilations: int = 3
     cuda_graphs: bool = True
+    accumulates: bool = False
 
 
 def choose_kernels(wish: str, tensors: Iterable[Any], field: str = "kernels") -> str:

@@ -8,21 +8,31 @@ import torch
 
 from elbowroom.errors import BudgetTooSmall
 from elbowroom.execute.settings import budget_for
-from elbowroom.joint import Joint
 from elbowroom.planning import Planned, Planner, peak_together
 from elbowroom.units import format_bytes
 
 
 def too_small(
-    budget: int, resident: Mapping[str, int], planners: list[Planner], device: torch.device, measured: int = 0
+    budget: int,
+    resident: Mapping[str, int],
+    planners: list[Planner],
+    device: torch.device,
+    measured: int = 0,
+    *,
+    kept: bool = False,
 ) -> BudgetTooSmall:
-    """The error for a budget that no plan of these graphs fits. `measured` is the lowest peak seen, if one was."""
+    """The error for a budget that no plan of these graphs fits. `measured` is the lowest peak seen, if one was.
+
+    `kept`: gradients of an earlier backward are there.
+    """
     least = [planner.least for planner in planners]
     needed = budget_for(max(measured, peak_together(least)), resident, device)
     largest = [(name, size) for name, size in resident.items() if size]
     for planner, plan in zip(planners, least, strict=True):
-        largest.extend(_largest_at_peak(planner.joint, plan))
+        largest.extend(_largest_at_peak(planner, plan))
     what, remedy = "found for this model and batch", "Raise the budget or make the batch smaller"
+    if kept:
+        remedy += "; or begin steps without gradients: those of an earlier backward are kept, zero_grad() frees them"
     return budget_too_small(budget, needed, largest, what, remedy)
 
 
@@ -41,8 +51,9 @@ def budget_too_small(
     )
 
 
-def _largest_at_peak(joint: Joint, plan: Planned) -> list[tuple[str, int]]:
+def _largest_at_peak(planner: Planner, plan: Planned) -> list[tuple[str, int]]:
     """What the operator at a plan's peak works on, by name."""
+    joint = planner.joint
     moments = (*plan.prediction.forward_bytes, *plan.prediction.backward_bytes)
     instructions = (*plan.program.forward, *plan.program.backward)
     if not moments or max(moments) < plan.prediction.between_bytes:
@@ -55,4 +66,4 @@ def _largest_at_peak(joint: Joint, plan: Planned) -> list[tuple[str, int]]:
     parts = [(f"inputs of {operator}{where}", inputs), (f"output of {operator}{where}", entry.bytes)]
     parts.append((f"workspace of {operator}{where}", entry.workspace))
     rest = max(moments) - inputs - entry.bytes - entry.workspace
-    return [*parts, ("other values saved or in use then", rest)]
+    return [*parts, ("other values saved or in use then", max(0, rest))]

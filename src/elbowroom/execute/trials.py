@@ -13,6 +13,7 @@ import statistics
 import time as clock
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from elbowroom.capture.joint_graph import made_real
 from elbowroom.execute.fused import Fused, inductors_layout
 from elbowroom.execute.recording import LOG, Recording, recordable
 from elbowroom.execute.region import Region
-from elbowroom.measuring.memory import measure
+from elbowroom.measuring.memory import garbage_collected, measure
 from elbowroom.measuring.ops import cuda_seconds, made_up
 from elbowroom.planning import Planned, Planner, peak_together, plan_together
 from elbowroom.program import peak_in_a_row
@@ -30,6 +31,7 @@ from elbowroom.program import peak_in_a_row
 _TIMED = 3  # steps
 _CLOSE_ENOUGH = 0.95  # of the room: below that, another plan may be worth its compilation
 _WORTH = 1.03  # times faster than launched
+_BUSY = 0.6  # of a step's time, for the host: below that it waits for the GPU, and a recording gains nothing
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,8 @@ class Trials:
         number = region.add(plan.program)
         if (region, number) not in self._trials:
             outside = self.planners[0].around.outside_bytes + self.left_free if self.left_free is not None else None
-            self._trials[region, number] = try_program(region, number, plan.prediction.between_bytes, outside)
+            late = self.planners[0].around.late_bytes
+            self._trials[region, number] = try_program(region, number, plan.prediction.between_bytes, outside, late)
         return self._trials[region, number]
 
     def _faster_layout(self, region: Region, plan: Planned) -> bool:
@@ -169,35 +172,28 @@ def _handicapped(tried: Tried) -> float:
     return tried.time_s * (_WORTH if tried.recorded else 1)
 
 
-def try_program(region: Region, number: int, between_bytes: int, outside_bytes: int | None) -> list[Trial]:
+def try_program(
+    region: Region, number: int, between_bytes: int, outside_bytes: int | None, late_bytes: int = 0
+) -> list[Trial]:
     """Run a compiled program on what the graph was last called with; nothing that the user sees changes.
 
     `between_bytes` are in use between forward and backward, whatever the trial itself holds then. With
     `outside_bytes`, needed while a recording holds its memory, the program is recorded and tried that way, too.
+    `late_bytes` of gradients count as resident and are not there before the backward makes them.
     """
     fused = region.programs[number][1].fused
     assert isinstance(fused, Fused)
     device = region.captured.device
     with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast():
         inputs = _inputs(region)
-        buffers = fused.gradient_buffers(inputs)
-        run_once(fused, inputs, buffers)  # the first run loads kernels and picks algorithms
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-            torch.cuda.reset_peak_memory_stats(device)
-            before = torch.cuda.memory_allocated(device)
-            times = [cuda_seconds(lambda: run_once(fused, inputs, buffers), 1) for _ in range(_TIMED)]
-            peak = torch.cuda.max_memory_allocated(device) - before
-        else:
-            with measure("cpu", timeline=False) as measured:
-                run_once(fused, inputs, buffers)
-            peak = measured.peak_bytes
-            times = [_cpu_time(fused, inputs, buffers) for _ in range(_TIMED)]
-        launched = Trial(max(peak, between_bytes), statistics.median(times))
-        if outside_bytes is None or not recordable(region.captured):
+        step = partial(run_once, fused, inputs, None if late_bytes else fused.gradient_buffers(inputs))
+        step()  # the first run loads kernels and picks algorithms
+        peak, times, host_time = _measured(step, device)
+        launched = Trial(max(peak - late_bytes, between_bytes), statistics.median(times))
+        if outside_bytes is None or host_time < _BUSY * launched.time_s or not recordable(region.captured):
             return [launched]
         try:
-            recorded = _try_recorded(fused, inputs, buffers, outside_bytes)
+            recorded = _try_recorded(fused, inputs, outside_bytes)
         except Exception as failure:  # what cannot be recorded is launched
             LOG.info("not recorded: %s", failure)
             return [launched]
@@ -205,7 +201,31 @@ def try_program(region: Region, number: int, between_bytes: int, outside_bytes: 
         return [launched, replace(recorded, peak_bytes=max(launched.peak_bytes, recorded.peak_bytes))]
 
 
-def _try_recorded(fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor], outside_bytes: int) -> Trial:
+def _measured(step: Callable[[], None], device: torch.device) -> tuple[int, list[float], float]:
+    """Peak, times, and for how long the host was busy with a step, which the GPU may still be running then."""
+    if device.type != "cuda":
+        with measure("cpu", timeline=False) as measured:
+            step()
+        times = [_host_time(step) for _ in range(_TIMED)]
+        return measured.peak_bytes, times, min(times)
+    torch.cuda.synchronize(device)
+    with garbage_collected():  # a trial that failed leaves some
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        times = [cuda_seconds(step, 1) for _ in range(_TIMED)]
+        peak = torch.cuda.max_memory_allocated(device) - before
+    return peak, times, _host_time(step)
+
+
+def _host_time(step: Callable[[], None]) -> float:
+    started = clock.perf_counter()
+    step()
+    return clock.perf_counter() - started
+
+
+def _try_recorded(fused: Fused, inputs: Sequence[Any], outside_bytes: int) -> Trial:
+    buffers = fused.gradient_buffers(inputs)
+    run_once(fused, inputs, buffers)  # gradients in a fixed place take another backward
     recording = Recording(fused, inputs, buffers, "write")
     arriving = _arriving(fused)
 
@@ -222,14 +242,14 @@ def _arriving(fused: Fused) -> list[torch.Tensor]:
     return [made_real(fused.captured.nodes[i].meta["val"]).fill_(1) for i in fused.captured.joint.arriving]
 
 
-def run_once(fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor]) -> None:
-    """Forward and backward, gradients into buffers of our own. What autograd would hold, is held."""
+def run_once(fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor] | None) -> None:
+    """Forward and backward, gradients into buffers of our own if there are any. What autograd would hold, is held."""
     outputs = fused.forward(list(inputs))
     count = len(fused.captured.forward_outputs)
     results, arguments = outputs[:count], outputs[count:]
     del outputs
     arguments += _arriving(fused)
-    fused.run_backward(arguments, buffers)
+    fused.run_backward(arguments, buffers or [], "return" if buffers is None else "write")
     del results
 
 
@@ -243,9 +263,3 @@ def _inputs(region: Region) -> list[Any]:
             tensor = made_up(captured.nodes[i].meta["val"], limit=1)
         inputs.append(tensor.detach().clone() if i in captured.joint.overwritten else tensor.detach())
     return inputs
-
-
-def _cpu_time(fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor]) -> float:
-    started = clock.perf_counter()
-    run_once(fused, inputs, buffers)
-    return clock.perf_counter() - started

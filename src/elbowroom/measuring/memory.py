@@ -116,24 +116,33 @@ def measure(device: str | torch.device | None = None, *, timeline: bool = True) 
     recorder = _CudaRecorder(chosen, timeline) if chosen.type == "cuda" else _CpuRecorder(timeline)
     if not _ONE_AT_A_TIME.acquire(blocking=False):
         raise ElbowroomError("measure: already measuring; blocks cannot be nested, nor measured from two threads")
-    collecting = gc.isenabled()
     try:
-        gc.collect()
-        gc.disable()
-        measurement = object.__new__(Measurement)
-        recorder.start()
-        failed = True
-        try:
-            yield measurement
-            failed = False
-        finally:
-            # How far memory rose is worth knowing after a failure too, but nothing may take the failure's place.
-            with suppress(Exception) if failed else nullcontext():
-                Measurement.__init__(measurement, **recorder.stop())
+        with garbage_collected():
+            measurement = object.__new__(Measurement)
+            recorder.start()
+            failed = True
+            try:
+                yield measurement
+                failed = False
+            finally:
+                # How far memory rose is worth knowing after a failure too, but nothing may take the failure's place.
+                with suppress(Exception) if failed else nullcontext():
+                    Measurement.__init__(measurement, **recorder.stop())
+    finally:
+        _ONE_AT_A_TIME.release()
+
+
+@contextmanager
+def garbage_collected() -> Iterator[None]:
+    """Before the block, and not during it: what goes meanwhile would look like memory that the block does without."""
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
     finally:
         if collecting:
             gc.enable()
-        _ONE_AT_A_TIME.release()
 
 
 def live_bytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -22,7 +22,7 @@ def resident_bytes(
     known: set[int] = set()
     parts = {
         "parameters": _bytes(parameters, device, known),
-        "gradients": sum(_rounded(p.numel() * p.element_size(), device) for p in _distinct(trained, device)),
+        "gradients": sum(rounded(p.numel() * p.element_size(), device) for p in _distinct(trained, device)),
         "buffers": _bytes(model.buffers(), device, known),
         "optimizer": optimizer_bytes(optimizer, device) if optimizer is not None else 0,
         "batch": _bytes((leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)), device, known),
@@ -64,7 +64,7 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer, device: torch.device) -> i
         per_element, fixed = _state_of_one(optimizer, group, device)
         for parameter in group["params"]:
             if parameter.requires_grad and parameter.device.type == device.type:
-                total += sum(_rounded(int(parameter.numel() * size), device) for size in per_element) + fixed
+                total += sum(rounded(int(parameter.numel() * size), device) for size in per_element) + fixed
     return total
 
 
@@ -108,7 +108,7 @@ def _state_of_one(
     # Counters stay on the host unless the optimizer runs as one kernel.
     counters_here = device.type == "cpu" or group.get("fused") or group.get("capturable")
     others = [value for value in tensors if value.shape != trial.shape] if counters_here else []
-    return like, sum(_rounded(value.numel() * value.element_size(), device) for value in others)
+    return like, sum(rounded(value.numel() * value.element_size(), device) for value in others)
 
 
 def _state_tensors(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
@@ -132,9 +132,9 @@ def _bytes(tensors: Iterable[torch.Tensor], device: torch.device, known: set[int
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in known:
             known.add(storage.data_ptr())
-            total += _rounded(storage.nbytes(), device)
+            total += rounded(storage.nbytes(), device)
     return total
 
 
-def _rounded(size: int, device: torch.device) -> int:
+def rounded(size: int, device: torch.device) -> int:
     return allocator_block(device.type == "cuda")(size)

@@ -99,22 +99,24 @@ def measured_peak(
 ) -> int:
     """The most that was allocated during forward and backward, with everything that is there all the time.
 
-    Gradients are there beforehand, as in the middle of accumulation: that is the most a step can have. On the CPU,
-    whose allocator does not tell what is resident, that part is the plan's.
+    Gradients are there beforehand if the plan is for that, as in the middle of accumulation. On the CPU, whose
+    allocator does not tell what is resident, that part is the plan's.
     """
     import torch
 
     from elbowroom.measuring.memory import measure
 
     for parameter in session.model.parameters():
-        if parameter.requires_grad and parameter.grad is None:
+        if plan.late_gradients:
+            parameter.grad = None
+        elif parameter.requires_grad and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     with measure(plan.setting["device"], timeline=False) as taken:
         outputs = session(*args, **kwargs)
         torch.autograd.backward(loss_of(outputs))
     del outputs
     if taken.device == "cpu":
-        return plan.resident_bytes + taken.peak_bytes
+        return plan.start_bytes + taken.peak_bytes
     awaited = 0 if optimizer is None or optimizer.state else plan.resident.get("optimizer", 0)
     return taken.start_bytes + taken.peak_bytes + awaited
 

@@ -209,7 +209,9 @@ def _session(subject: Subject) -> Session:
     with subject.precision():
         # PyTorch's own kernels, so that every bit can be compared.
         optimizer, example = subject.optimizer(), subject.batches[0]
-        fitted = fit(subject.model, *example, budget=MAX_BYTES, optimizer=optimizer, kernels="torch")
+        fitted = fit(
+            subject.model, *example, budget=MAX_BYTES, optimizer=optimizer, kernels="torch", accumulates=True
+        )
     return fitted.elbowroom  # type: ignore[no-any-return]
 
 
