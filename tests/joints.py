@@ -100,8 +100,16 @@ def joints(draw, most: int = 14, forms: tuple[str, ...] = FORMS, least_time: int
 
 
 def surroundings() -> st.SearchStrategy[Surroundings]:
-    small = st.integers(0, 4)
-    return st.builds(Surroundings, outside_bytes=small, keeps_arriving=st.booleans(), state_bytes=small)
+    """Gradients that come late have any number here; those of no parameter never come."""
+    small, number = st.integers(0, 4), st.integers(0, 12)
+    return st.builds(
+        Surroundings,
+        outside_bytes=small,
+        keeps_arriving=st.booleans(),
+        state_bytes=small,
+        late=st.one_of(st.just({}), st.dictionaries(number, small, max_size=8)),
+        copied=st.frozensets(number, max_size=4),
+    )
 
 
 def joint_of(
@@ -444,6 +452,7 @@ class _Machine:
         self.draws = 0
         self.effects: list[int] = []
         self.gradients: dict[int, _Tensor] = {}
+        self.awaited = dict(around.late)  # counted as resident, though not there yet
 
     def symbol(self, *what: object) -> int:
         return self.symbols.setdefault(what, len(self.symbols))
@@ -499,7 +508,7 @@ class _Machine:
         arriving = {op: self.outside(op, together) for op in joint.arriving}
         self.names |= arriving
         self.untouchable = [*self.names.values(), *self.elsewhere]
-        self.account.between_bytes = self.live_bytes() + self.around.outside_bytes
+        self.account.between_bytes = self.live_bytes() + self.around.outside_bytes - sum(self.awaited.values())
         if self.around.keeps_arriving:
             self.elsewhere += arriving.values()
         accumulated = {i for instruction in program.backward for i in instruction.accumulates}
@@ -559,7 +568,10 @@ class _Machine:
         for i in instruction.accumulates:
             assert i not in self.gradients, f"{i} gets its gradient twice"
             self.gradients[i] = self.names[op]
-        during = self.live_bytes() + entry.workspace
+        during = self.live_bytes() + entry.workspace - sum(self.awaited.values())
+        for i in instruction.accumulates:
+            size = self.awaited.pop(i, 0)
+            during += size if i in self.around.copied else 0
         if instruction.replay and entry.random:
             during += self.around.state_bytes
         for freed in instruction.frees:

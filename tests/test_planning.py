@@ -54,6 +54,32 @@ def test_more_room_never_takes_longer(rising, problem):
 
 
 @given(problems())
+@settings(max_examples=40)
+def test_a_second_opinion_is_another_plan_within_the_room(problem):
+    joint, around, rooms = problem
+    planner = Planner(joint, around)
+    for room in rooms:
+        best = planner.best(room)
+        second = planner.runner_up(best, room) if best is not None else None
+        if second is not None:
+            event("a second opinion")
+            assert second.staged is not best.staged
+            assert second.prediction.peak_bytes <= room
+            assert check(joint, second.program, around) == second.prediction
+
+
+def test_late_gradients_leave_their_memory_to_the_step():
+    joint = layers(12)
+    plain = Planner(joint, Surroundings()).everything.prediction
+    room = plain.peak_bytes // 3
+    late = {i: 2 for i, _ in joint.gradients if i in joint.parameters}
+    kept, free = (Planner(joint, Surroundings(late=each)).best(room) for each in ({}, late))
+    assert free.prediction.time_s < kept.prediction.time_s
+    check(joint, free.program, Surroundings(late=late))
+    assert free.prediction.backward_bytes[-1] <= room
+
+
+@given(problems())
 @settings(max_examples=40, phases=[Phase.generate])
 def test_the_least_that_one_planner_names_another_can_plan(problem):
     """Somebody told what would be enough asks for just that, later."""

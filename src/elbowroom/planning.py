@@ -21,6 +21,7 @@ from elbowroom.stages.cuts import cut
 from elbowroom.stages.translate import program_for
 
 _TURNS = 7  # of the dial, per way to cut and count
+_CLOSE = 1.03  # times the time: predictions of fused kernels are no better than that
 _TRIES = 60  # values considered for keeping after all, once a program is found
 
 
@@ -63,6 +64,7 @@ class Planner:
         self._sweeps: dict[tuple[int, Account], list[Sweep]] = {}
         self._lowest: set[tuple[int, Account]] = set()  # ways whose lowest schedule is among what is known
         self._peaks: dict[tuple[int, tuple[Operation, ...]], int] = {}
+        self._others: list[Planned] = []  # all that schedules were translated to
 
     def best(self, room: int) -> Planned | None:
         """The fastest program found within `room` bytes above what is resident; None if there is none."""
@@ -78,6 +80,19 @@ class Planner:
         if best is not None:
             self._keep_more(best, room)
         return self._fastest(room)
+
+    def runner_up(self, best: Planned, room: int) -> Planned | None:
+        """The fastest known within `room` that cuts the graph otherwise than `best`: a second opinion.
+
+        None where it is predicted to be clearly slower.
+        """
+        others = [plan for plan in self._others if plan.staged is not best.staged]
+        fitting = [plan for plan in others if plan.prediction.peak_bytes <= room]
+        found = min(fitting, key=lambda plan: plan.prediction.time_s, default=None)
+        if found is None or best.staged is None:
+            return None
+        found = self._keep_more(found, room)
+        return found if found.prediction.time_s <= _CLOSE * best.prediction.time_s else None
 
     @property
     def least(self) -> Planned:
@@ -137,7 +152,9 @@ class Planner:
         program = program_for(staged, schedule)
         prediction = predict(self.joint, program, self.around)
         method = f"persistent, {len(staged.pieces)} stages, {account} account"
-        self._learn(Planned(program, prediction, method, schedule, staged))
+        plan = Planned(program, prediction, method, schedule, staged)
+        self._learn(plan)
+        self._others.append(plan)
         self._peaks[number, schedule] = prediction.peak_bytes
         return prediction.peak_bytes
 
@@ -154,7 +171,7 @@ class Planner:
         outside = self.around.outside_bytes + self.joint.bytes_of(results | arriving)
         return self._candidates[number].chain(account, outside)
 
-    def _keep_more(self, plan: Planned, room: int) -> None:
+    def _keep_more(self, plan: Planned, room: int) -> Planned:
         """Use up what room is left: keep values from the forward that the plan would recompute, dearest first."""
         joint = self.joint
         tried: set[int] = set()
@@ -176,6 +193,7 @@ class Planner:
             if prediction.peak_bytes <= room and prediction.time_s < plan.prediction.time_s:
                 plan = Planned(program, prediction, plan.method, plan.schedule, plan.staged)
                 self._learn(plan)
+        return plan
 
 
 def plan_together(planners: list[Planner], room: int) -> list[Planned] | None:

@@ -34,8 +34,10 @@ def loop(monkeypatch):
     def plan_together(planners, room):
         return [planned(min(MOST, room))] if room >= LEAST else None
 
-    def make(measured=lambda size: size, time=lambda size: MOST - size):
-        found = Trials([SimpleNamespace(release=lambda: None)], [SimpleNamespace(least=planned(LEAST))])
+    def make(measured=lambda size: size, time=lambda size: MOST - size, second=None):
+        captured = SimpleNamespace(device=SimpleNamespace(type="cpu" if second is None else "cuda"))
+        planner = SimpleNamespace(least=planned(LEAST), runner_up=lambda best, room: second and planned(second(room)))
+        found = Trials([SimpleNamespace(release=lambda: None, captured=captured)], [planner])
         found.compiled = []
 
         def attempt(plans):
@@ -58,6 +60,20 @@ def test_a_plan_that_holds_is_compiled_once(loop):
     found = loop()
     assert best(found, 60).peak_bytes == 60
     assert best(found, 60).peak_bytes == 60
+    assert found.compiled == [60]
+
+
+@pytest.mark.parametrize(("time", "faster"), [(lambda size: MOST - size, 60), (lambda size: size, 58)])
+def test_on_a_gpu_a_second_opinion_is_measured_too(loop, time, faster):
+    found = loop(time=time, second=lambda room: room - 2)
+    assert best(found, 60).peak_bytes == faster
+    assert best(found, 60).peak_bytes == faster
+    assert found.compiled == [60, 58]
+
+
+def test_a_second_opinion_is_not_asked_for_beyond_what_may_be_compiled(loop):
+    found = loop(second=lambda room: room - 2)
+    assert best(found, 60, most=1).peak_bytes == 60
     assert found.compiled == [60]
 
 

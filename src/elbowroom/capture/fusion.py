@@ -49,7 +49,7 @@ def contract(captured: Captured) -> Captured:
                 reads=boundary,
                 replay_reads=boundary,
                 makes=tuple((storage, storage_bytes[storage]) for storage, _ in op.makes),
-                reusable=_overwritable(op, nodes[old], boundary, ops),
+                reusable=_overwritable(op, cones[new], dict(zip(boundary, reads[old], strict=True)), captured),
                 workspace=_stored_meanwhile(captured, old, stored),
                 fused_sequences=_sequences(op, cones[new]),
                 random=False,  # seeds are kept, so nothing draws twice
@@ -258,9 +258,28 @@ def _written_away(captured: Captured) -> set[int]:
     return away
 
 
-def _overwritable(op: Op, node: fx.Node, boundary: tuple[int, ...], ops: list[Op]) -> tuple[int, ...]:
-    """Stored values that a pointwise kernel may write its output over, if nobody reads them again."""
-    if len(op.makes) != 1 or not is_fusible(node) or is_reduction(node) or node.target is aten.cat.default:
+def _overwritable(op: Op, cone: tuple[fx.Node, ...], boundary: dict[int, int], captured: Captured) -> tuple[int, ...]:
+    """Stored values that a pointwise kernel may write its output over, if nobody reads them again.
+
+    It must read each element where it writes it: not through a slice, say. `boundary` has numbers new and old.
+    """
+    if len(op.makes) != 1 or not cone or is_reduction(cone[-1]) or not _keeps_places(cone[-1]):
         return ()
-    size = op.makes[0][1]
-    return tuple(read for read in boundary if len(ops[read].makes) == 1 and ops[read].makes[0][1] == size)
+    there: set[fx.Node] = {cone[-1]}
+    elsewhere: set[fx.Node] = set()
+    for node in reversed(cone):
+        keeps = node in there and node not in elsewhere and _keeps_places(node)
+        (there if keeps else elsewhere).update(node.all_input_nodes)
+    size, ops = op.makes[0][1], captured.joint.ops
+    alike = [new for new, old in boundary.items() if len(ops[old].makes) == 1 and ops[old].makes[0][1] == size]
+    return tuple(new for new in alike if captured.nodes[boundary[new]] in there - elsewhere)
+
+
+def _keeps_places(node: fx.Node) -> bool:
+    return torch.Tag.pointwise in getattr(node.target, "tags", ()) or _overload_packet(node) in _KEEP_PLACES
+
+
+_KEEP_PLACES = {
+    aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.clone, aten.alias, aten.detach,
+    aten._to_copy, prims.convert_element_type,
+}  # fmt: skip

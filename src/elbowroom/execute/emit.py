@@ -45,9 +45,13 @@ def emit(captured: Captured, program: Program) -> Emitted:
 
 
 def copied_gradients(captured: Captured) -> frozenset[int]:
-    """Parameters whose gradient does not become `.grad` itself: somebody else may hold its storage."""
-    owns = _owner(captured)
-    return frozenset(i for i, gradient in captured.joint.gradients if not owns(gradient))
+    """Parameters whose gradient is one thing and their `.grad` another.
+
+    Somebody else may hold its storage; or that does not count, because a fused kernel writes straight to `.grad`.
+    """
+    joint, owns = captured.joint, _owner(captured)
+    counts = {i: joint.bytes_of(set(joint.storages(gradient))) for i, gradient in joint.gradients}
+    return frozenset(i for i, gradient in joint.gradients if not counts[i] or not owns(gradient))
 
 
 def _owner(captured: Captured) -> Callable[[int], bool]:
