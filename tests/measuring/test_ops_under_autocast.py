@@ -32,7 +32,7 @@ def test_a_fit_inside_autocast_measures_what_will_run(tmp_path, monkeypatch):
     torch.manual_seed(0)
     model, x = Mixed(), torch.randn(256, 64)
     with torch.autocast("cpu", torch.bfloat16):
-        fitted = elbowroom.fit(model, x, budget="1GiB", strict=True)
+        fitted = elbowroom.fit(model, x, budget="1GiB", strict=True, accumulates=True)
     (entry,) = fitted.elbowroom.entries.values()
     (region,) = entry.regions
     joint = region.captured.joint

@@ -76,7 +76,8 @@ def test_the_text_says_what_the_plan_says(plans):
     head, _, table = text.partition("\n\n")
     for size in (plan.budget_bytes, plan.peak_bytes, plan.plain_peak_bytes):
         assert f"{format_bytes(size)} ({size})" in head
-    for name in ("parameters", "gradients", "optimizer", "batch"):
+    assert f"gradients of {format_bytes(plan.resident['gradients'])} included" in head
+    for name in ("parameters", "optimizer", "batch"):
         assert f"{name} {format_bytes(plan.resident[name])}" in head
     assert f"{extra_time(plan):.1%}" in head
     assert plan.regions[0].method in head

@@ -65,13 +65,15 @@ def print_plan(console: Console, plan: Plan, depth: int | None = None) -> None:
 def plan_facts(plan: Plan) -> Table:
     """Budget, prediction and what fills it, one fact per row."""
     table = facts_table()
-    resident = [f"{name} {format_bytes(size)}" for name, size in plan.resident.items() if size]
+    there = {name: size for name, size in plan.resident.items() if not (plan.late_gradients and name == "gradients")}
+    resident = [f"{name} {format_bytes(size)}" for name, size in there.items() if size]
+    gradients = f", gradients of {format_bytes(plan.resident['gradients'])} included" if plan.late_gradients else ""
     device = plan.setting.get("name", plan.setting.get("device", "an unknown device"))
     share = f", {plan.peak_bytes / plan.budget_bytes:.0%} of the budget" if plan.budget_bytes else ""
     table.add_row("budget", _exactly(plan.budget_bytes))
     table.add_row("predicted peak", f"{_exactly(plan.peak_bytes)}{share}")
-    table.add_row("  all the time", f"{format_bytes(plan.resident_bytes)}: {', '.join(resident) or 'nothing'}")
-    table.add_row("  for the step", format_bytes(plan.peak_bytes - plan.resident_bytes))
+    table.add_row("  all the time", f"{format_bytes(plan.start_bytes)}: {', '.join(resident) or 'nothing'}")
+    table.add_row("  for the step", f"{format_bytes(plan.peak_bytes - plan.start_bytes)}{gradients}")
     table.add_row("plain peak", f"{_exactly(plan.plain_peak_bytes)}, everything saved")
     table.add_row("extra time", f"{extra_time(plan):.1%} ({_times(plan)})")
     table.add_row("method", "; ".join(dict.fromkeys(region.method for region in plan.regions)))

@@ -31,8 +31,9 @@ from elbowroom.solve.kernels.rows import Floats, Ints
 
 MOST_SETS = 40_000
 FEW_SETS = 4_000  # to try all of them takes seconds
-MOST_STEPS = 30_000_000
+MOST_STEPS = 100_000_000
 MOST_PAIRS = 2_000  # of time and memory, for each set
+_MANY = 4  # times as many sets as nodes: then most steps between them are longer than the answer needs
 FEWER_PAIRS = 2**17  # for all sets together, where the answer is not exact anyway
 
 Mask = int  # a set of nodes, one bit for each
@@ -126,6 +127,7 @@ class LowerSetTable:
         approximate: bool = False,
     ) -> None:
         self.graph = graph
+        self.accounting = accounting
         self.masks = sorted(set(family), key=lambda mask: (mask.bit_count(), mask))
         count, nodes = len(self.masks), len(graph)
         self.most_pairs = max(16, min(MOST_PAIRS, FEWER_PAIRS // count)) if approximate else MOST_PAIRS
@@ -149,7 +151,7 @@ class LowerSetTable:
     @cached_property
     def least_budget(self) -> int:
         """The smallest budget that some sequence keeps."""
-        high = int(2 * self.sizes[-1] + self.before[0] + self.after[-1])  # the whole graph as one part
+        high = self._enough()
         steps = self._steps(high)
         low = 0
         while low < high:
@@ -159,6 +161,13 @@ class LowerSetTable:
             else:
                 low = middle + 1
         return low
+
+    def _enough(self) -> int:
+        """A budget that some sequence keeps: of few sets the best, if these are many, else all as one part."""
+        pruned = pruned_lower_sets(self.graph)
+        if len(self.masks) > _MANY * len(pruned) and set(pruned) <= set(self.masks):
+            return LowerSetTable(self.graph, pruned, self.accounting).least_budget
+        return int(2 * self.sizes[-1] + self.before[0] + self.after[-1])
 
     def fastest(self, budget: int) -> Chosen:
         """The sequence with the least time within the budget."""
