@@ -26,14 +26,20 @@ from elbowroom.errors import InputError
 from elbowroom.problem import Graph
 from elbowroom.schedule import Backward, Discard, Forward, Operation
 from elbowroom.schedule.liveness import with_liveness
-from elbowroom.solve.kernels.lower_sets import NEVER, Words, count_steps, fill_fronts, fill_steps, is_reachable
+from elbowroom.solve.kernels.lower_sets import (
+    COARSEST,
+    FASTEST,
+    NEVER,
+    SMALLEST,
+    Words,
+    fill_fronts,
+    is_reachable,
+)
 from elbowroom.solve.kernels.rows import Floats, Ints
 
 MOST_SETS = 40_000
 FEW_SETS = 4_000  # to try all of them takes seconds
-MOST_STEPS = 100_000_000
 MOST_PAIRS = 2_000  # of time and memory, for each set
-_MANY = 4  # times as many sets as nodes: then most steps between them are longer than the answer needs
 FEWER_PAIRS = 2**17  # for all sets together, where the answer is not exact anyway
 
 Mask = int  # a set of nodes, one bit for each
@@ -99,15 +105,6 @@ def pruned_lower_sets(graph: Graph) -> list[Mask]:
 
 
 @dataclass(frozen=True)
-class _Steps:
-    offsets: Ints
-    sources: Ints
-    need: Ints
-    keep: Ints
-    again: Floats
-
-
-@dataclass(frozen=True)
 class Chosen:
     """A growing sequence of lower sets, the empty one left out, and whether nothing was left untried."""
 
@@ -127,7 +124,6 @@ class LowerSetTable:
         approximate: bool = False,
     ) -> None:
         self.graph = graph
-        self.accounting = accounting
         self.masks = sorted(set(family), key=lambda mask: (mask.bit_count(), mask))
         count, nodes = len(self.masks), len(graph)
         self.most_pairs = max(16, min(MOST_PAIRS, FEWER_PAIRS // count)) if approximate else MOST_PAIRS
@@ -151,64 +147,56 @@ class LowerSetTable:
     @cached_property
     def least_budget(self) -> int:
         """The smallest budget that some sequence keeps."""
-        high = self._enough()
-        steps = self._steps(high)
-        low = 0
+        low, high = 0, int(2 * self.sizes[-1] + self.before[0] + self.after[-1])  # the whole graph as one part
         while low < high:
             middle = (low + high) // 2
-            if is_reachable(steps.offsets, steps.sources, steps.need, steps.keep, middle):
+            if is_reachable(middle, *self._memory):
                 high = middle
             else:
                 low = middle + 1
         return low
 
-    def _enough(self) -> int:
-        """A budget that some sequence keeps: of few sets the best, if these are many, else all as one part."""
-        pruned = pruned_lower_sets(self.graph)
-        if len(self.masks) > _MANY * len(pruned) and set(pruned) <= set(self.masks):
-            return LowerSetTable(self.graph, pruned, self.accounting).least_budget
-        return int(2 * self.sizes[-1] + self.before[0] + self.after[-1])
-
     def fastest(self, budget: int) -> Chosen:
         """The sequence with the least time within the budget."""
-        steps = self._steps(budget)
         # What takes longer than the answer need not be looked at: the answer is guessed, and the guess doubled.
         most_time = float(self.times[-1]) / 64
         while most_time < self.times[-1]:
-            found = self._best(steps, budget, 1.0, most_time)
+            found = self._best(FASTEST, budget, most_time)
             if found is not None:
                 return found
             most_time *= 2
-        found = self._best(steps, budget, 1.0, math.inf)
+        found = self._best(FASTEST, budget, math.inf)
         assert found is not None, "a budget below the least"
         return found
 
     def coarsest(self, budget: int) -> Chosen:
         """The sequence that computes most again within the budget (002 §4.4: its parts are large)."""
-        steps = self._steps(budget)
-        last = steps.offsets[-2]  # here the last part is as good as any
-        steps.again[last:] = self.times[-1] - self.times[steps.sources[last:]]
-        found = self._best(steps, budget, -1.0, math.inf)
+        found = self._best(COARSEST, budget, math.inf)
         assert found is not None, "a budget below the least"
         return found
 
     def smallest(self) -> tuple[Chosen, int]:
         """The sequence with the least sum of all boundaries and the largest part without its own; and that sum."""
-        steps = self._steps(NEVER)
-        targets = np.repeat(np.arange(len(self.masks)), np.diff(steps.offsets))
-        inside = (self.sizes[targets] - self.sizes[steps.sources] - steps.keep).astype(np.float64)
-        arguments = steps.offsets, steps.sources, steps.need, steps.keep, inside, NEVER, math.inf, 1.0
-        starts, largest, kept, origins, thinned = fill_fronts(*arguments, self.most_pairs, True)
+        starts, largest, kept, origins, thinned = self._fronts(SMALLEST, NEVER, math.inf)
         sums = largest[starts[-2] :] + kept[starts[-2] :]
         best = int(np.argmin(sums))
         return self._traced(starts, origins, int(starts[-2]) + best, thinned), int(sums[best])
 
-    def _best(self, steps: _Steps, budget: int, sign: float, most_time: float) -> Chosen | None:
-        arguments = steps.offsets, steps.sources, steps.need, steps.keep, steps.again
-        starts, _, _, origins, thinned = fill_fronts(*arguments, budget, most_time, sign, self.most_pairs, False)
+    def _best(self, goal: int, budget: int, most_time: float) -> Chosen | None:
+        starts, _, _, origins, thinned = self._fronts(goal, budget, most_time)
         if starts[-1] == starts[-2]:
             return None
         return self._traced(starts, origins, int(starts[-2]), thinned)  # the first pair of the whole graph is best
+
+    def _fronts(self, goal: int, budget: int, most_time: float) -> tuple[Ints, Floats, Ints, Ints, bool]:
+        inside = self.ending_starts, self.ending, self.node_times, self.times
+        return fill_fronts(budget, most_time, self.most_pairs, goal, *self._memory, *inside)
+
+    @property
+    def _memory(self) -> tuple[Words, Ints, Ints, Ints, Ints, Ints, Ints]:
+        """What the kernels need to know to count bytes."""
+        sets = self.words, self.sizes, self.before, self.after
+        return *sets, self.boundary_starts, self.boundary, self.node_bytes
 
     def _traced(self, starts: Ints, origins: Ints, at: int, thinned: bool) -> Chosen:
         masks = []
@@ -216,26 +204,6 @@ class LowerSetTable:
             masks.append(self.masks[int(np.searchsorted(starts, at, side="right")) - 1])
             at = int(origins[at])
         return Chosen(tuple(reversed(masks)), not thinned)
-
-    def _steps(self, limit: int) -> _Steps:
-        offsets = np.zeros(len(self.masks) + 1, dtype=np.int64)
-        count_steps(self.words, self.sizes, self.before, self.after, limit, offsets)
-        count = int(offsets[-1])
-        if count > MOST_STEPS:
-            raise InputError("nodes", f"allow {count:,} steps between lower sets, too many; use 'lower-sets-approx'")
-        steps = _Steps(
-            offsets,
-            np.empty(count, dtype=np.int64),
-            np.empty(count, dtype=np.int64),
-            np.empty(count, dtype=np.int64),
-            np.empty(count),
-        )
-        fill_steps(
-            self.words, self.sizes, self.before, self.after, limit, self.boundary_starts, self.boundary,
-            self.ending_starts, self.ending, self.node_bytes, self.node_times, self.times, steps.sources, steps.need,
-            steps.keep, steps.again,
-        )  # fmt: skip
-        return steps
 
     def _boundary(self) -> NDArray[np.bool_]:
         """For each set, its nodes that have a reader outside."""

@@ -1,11 +1,14 @@
 """The dynamic program over lower sets of a graph (002, Algorithm 1), with sparse tables.
 
 Sets are numbered by size, from the empty one to the whole graph. A *step* goes from a set to a larger one that
-contains it; for each set, `offsets` says where the steps that lead to it begin. A step has the bytes it needs beside
-what is kept already (`need`), the bytes it adds to that (`keep`), and the time of what it will compute again.
+contains it. It has the bytes it needs beside what is kept already (`need`), the bytes it adds to that (`keep`), and
+the time of what it will compute again. There may be hundreds of millions, so they are not stored: those to one set
+are listed when it is its turn, from sets only that were reached and from which it makes sense to go on.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,57 +18,35 @@ from elbowroom.solve.kernels.rows import Floats, Ints
 
 Words = NDArray[np.uint64]
 NEVER = 2**62
+FASTEST, COARSEST, SMALLEST = 0, 1, 2
 
 
 @compiled
-def count_steps(words: Words, sizes: Ints, before: Ints, after: Ints, limit: int, offsets: Ints) -> None:
-    """How many steps need no more than `limit`; `offsets[j + 1]` becomes where those to set j end."""
-    for j in range(len(sizes)):
-        found = 0
-        for i in range(j):
-            if 2 * (sizes[j] - sizes[i]) + before[i] + after[j] <= limit and _contains(words[j], words[i]):
-                found += 1
-        offsets[j + 1] = offsets[j] + found
-
-
-@compiled
-def fill_steps(
+def steps_to(
+    j: int,
+    lowest: Ints,
+    budget: int,
     words: Words,
     sizes: Ints,
     before: Ints,
     after: Ints,
-    limit: int,
     boundary_starts: Ints,
     boundary: Ints,
-    ending_starts: Ints,
-    ending: Ints,
     node_bytes: Ints,
-    node_times: Floats,
-    times: Floats,
     sources: Ints,
     need: Ints,
     keep: Ints,
-    again: Floats,
-) -> None:
-    at = 0
-    for j in range(len(sizes)):
-        for i in range(j):
-            bytes_needed = 2 * (sizes[j] - sizes[i]) + before[i] + after[j]
-            if bytes_needed > limit or not _contains(words[j], words[i]):
-                continue
-            kept, spared = 0, 0.0
-            for k in range(boundary_starts[j], boundary_starts[j + 1]):
-                if not _has(words[i], boundary[k]):
-                    kept += node_bytes[boundary[k]]
-                    spared += node_times[boundary[k]]
-            for k in range(ending_starts[j], ending_starts[j + 1]):
-                if not _has(words[i], ending[k]):
-                    spared += node_times[ending[k]]
-            sources[at] = i
-            need[at] = bytes_needed
-            keep[at] = kept
-            again[at] = max(0.0, times[j] - times[i] - spared)
-            at += 1
+) -> int:
+    """List the steps to set j that the budget allows, given the least that may be kept before; how many there are."""
+    found = 0
+    for i in range(j):
+        bytes_needed = 2 * (sizes[j] - sizes[i]) + before[i] + after[j]
+        if lowest[i] + bytes_needed > budget or not _contains(words[j], words[i]):
+            continue
+        sources[found], need[found] = i, bytes_needed
+        keep[found] = _missing(words[i], boundary_starts, boundary, j, node_bytes)
+        found += 1
+    return found
 
 
 @compiled
@@ -77,90 +58,171 @@ def _contains(larger: Words, smaller: Words) -> bool:
 
 
 @compiled
+def _missing(words: Words, starts: Ints, members: Ints, j: int, weights: Any) -> Any:
+    """The weights of the nodes listed for set j that are not in `words`, added up."""
+    total = weights[0] - weights[0]
+    for k in range(starts[j], starts[j + 1]):
+        if not _has(words, members[k]):
+            total += weights[members[k]]
+    return total
+
+
+@compiled
 def _has(words: Words, v: int) -> bool:
     return (words[v >> 6] >> np.uint64(v & 63)) & np.uint64(1) != 0
 
 
 @compiled
-def is_reachable(offsets: Ints, sources: Ints, need: Ints, keep: Ints, budget: int) -> bool:
+def is_reachable(
+    budget: int,
+    words: Words,
+    sizes: Ints,
+    before: Ints,
+    after: Ints,
+    boundary_starts: Ints,
+    boundary: Ints,
+    node_bytes: Ints,
+) -> bool:
     """Whether steps within the budget lead to the whole graph: the least that may be kept at each set decides."""
-    kept = np.full(len(offsets) - 1, NEVER, dtype=np.int64)
+    last = len(sizes) - 1
+    kept = np.full(last + 1, NEVER, dtype=np.int64)
     kept[0] = 0
-    for j in range(1, len(kept)):
-        best = NEVER
-        for p in range(offsets[j], offsets[j + 1]):
-            if kept[sources[p]] + need[p] <= budget:
-                best = min(best, kept[sources[p]] + keep[p])
-        kept[j] = best
-    return bool(kept[-1] < NEVER)
+    for j in range(last + 1):
+        for i in range(j):
+            # What is kept already does not shrink: more than the best so far helps nobody.
+            needed = kept[i] + 2 * (sizes[j] - sizes[i]) + before[i] + after[j]
+            if kept[i] < kept[j] and needed <= budget and _contains(words[j], words[i]):
+                new = _missing(words[i], boundary_starts, boundary, j, node_bytes)
+                kept[j] = min(kept[j], kept[i] + new)
+        # From here the rest may do as one part: no other sets need be looked at.
+        if kept[j] + 2 * (sizes[last] - sizes[j]) + before[j] + after[last] <= budget:
+            return True
+    return False
+
+
+@compiled
+def _insert(times: Floats, kept: Ints, origins: Ints, size: int, time: float, keeps: int, origin: int) -> int:
+    """Put a pair where it belongs, by time, unless another beats it, and drop those that it beats; the new size."""
+    low, high = 0, size
+    while low < high:
+        middle = (low + high) // 2
+        if times[middle] <= time:
+            low = middle + 1
+        else:
+            high = middle
+    if low > 0 and kept[low - 1] <= keeps:
+        return size
+    start = low - 1 if low > 0 and times[low - 1] == time else low
+    end = start
+    while end < size and kept[end] >= keeps:
+        end += 1
+    if end == start:
+        for k in range(size, start, -1):
+            times[k], kept[k], origins[k] = times[k - 1], kept[k - 1], origins[k - 1]
+    elif end > start + 1:
+        gone = end - start - 1
+        for k in range(start + 1, size - gone):
+            times[k], kept[k], origins[k] = times[k + gone], kept[k + gone], origins[k + gone]
+    times[start], kept[start], origins[start] = time, keeps, origin
+    return size + 1 - (end - start)
 
 
 @compiled
 def fill_fronts(
-    offsets: Ints,
-    sources: Ints,
-    need: Ints,
-    keep: Ints,
-    again: Floats,
     budget: int,
     most_time: float,
-    sign: float,
     most: int,
-    worst: bool,
+    goal: int,
+    words: Words,
+    sizes: Ints,
+    before: Ints,
+    after: Ints,
+    boundary_starts: Ints,
+    boundary: Ints,
+    node_bytes: Ints,
+    ending_starts: Ints,
+    ending: Ints,
+    node_times: Floats,
+    times_inside: Floats,
 ) -> tuple[Ints, Floats, Ints, Ints, bool]:
-    """For each set all pairs of time and kept bytes that no other beats; `sign` is -1 where more time is better.
+    """For each set all pairs of time and kept bytes that no other beats. What counts as time depends on the goal:
 
-    With `worst`, times are not added up: the largest counts. Pairs that take more than `most_time` are left out.
-    Returns where each set's pairs begin, their times (with the sign) and kept bytes, and the pair each came from. A
-    set with more than `most` pairs keeps so many of them, evenly spread; the last result tells whether one had to.
+    FASTEST: what is computed again, the less the better; pairs that take more than `most_time` are left out.
+    COARSEST: the same, the more the better, and the last part counts as computed again.
+    SMALLEST: the largest part, in bytes, without its boundary.
+
+    Returns where each set's pairs begin, their times (COARSEST: negative) and kept bytes, and the pair each came
+    from. A set with more than `most` pairs keeps so many of them, evenly spread; the last result tells whether one
+    had to.
     """
-    starts = np.zeros(len(offsets), dtype=np.int64)
+    count_of_sets = len(sizes)
+    last = count_of_sets - 1
+    starts = np.zeros(count_of_sets + 1, dtype=np.int64)
     times, kept, origins = np.zeros(1024), np.zeros(1024, dtype=np.int64), np.zeros(1024, dtype=np.int64)
     origins[0] = -1
     starts[1] = count = 1
+    # The least kept at each set: of all pairs, and of those to go on from. Others end with the next step.
+    least_kept, least_going_on = np.full(count_of_sets, NEVER), np.full(count_of_sets, NEVER)
+    least_kept[0] = least_going_on[0] = 0
+    going_on = np.full(1024, True)  # pairs from which the rest does not do as one part
+    sources, need, keep = np.empty(last, np.int64), np.empty(last, np.int64), np.empty(last, np.int64)
+    again = np.empty(last)
+    new_times, new_kept, new_origins = np.empty(1024), np.empty(1024, np.int64), np.empty(1024, np.int64)
     thinned = False
-    for j in range(1, len(offsets) - 1):
-        most_found = 0
-        for p in range(offsets[j], offsets[j + 1]):
-            if again[p] <= most_time:
-                most_found += starts[sources[p] + 1] - starts[sources[p]]
-        new_times, new_kept = np.empty(most_found), np.empty(most_found, dtype=np.int64)
-        new_origins = np.empty(most_found, dtype=np.int64)
-        found = 0
-        for p in range(offsets[j], offsets[j + 1]):
+    for j in range(1, count_of_sets):
+        begins = least_kept if j == last else least_going_on
+        steps = steps_to(
+            j, begins, budget, words, sizes, before, after, boundary_starts, boundary, node_bytes, sources, need, keep
+        )
+        for p in range(steps):
+            i = sources[p]
+            if goal == SMALLEST:
+                again[p] = float(sizes[j] - sizes[i] - keep[p])
+            elif goal == COARSEST and j == last:
+                again[p] = times_inside[j] - times_inside[i]
+            else:
+                spared = _missing(words[i], boundary_starts, boundary, j, node_times)
+                spared += _missing(words[i], ending_starts, ending, j, node_times)
+                again[p] = max(0.0, times_inside[j] - times_inside[i] - spared)
+        size = 0
+        for p in range(steps):
             if again[p] > most_time:
                 continue
             for q in range(starts[sources[p]], starts[sources[p] + 1]):
-                time = max(times[q], again[p]) if worst else times[q] + sign * again[p]
-                if kept[q] + need[p] <= budget and time <= most_time:
-                    new_times[found], new_kept[found] = time, kept[q] + keep[p]
-                    new_origins[found] = q
-                    found += 1
-        order = np.argsort(new_kept[:found], kind="mergesort")
-        order = order[np.argsort(new_times[order], kind="mergesort")]
-        front, best = np.empty(found, dtype=np.int64), NEVER
-        size = 0
-        for position in order:
-            if new_kept[position] < best:
-                best = new_kept[position]
-                front[size] = position
-                size += 1
+                if kept[q] + need[p] > budget or (not going_on[q] and j < last):
+                    continue
+                if goal == SMALLEST:
+                    time = max(times[q], again[p])
+                else:
+                    time = times[q] + again[p] if goal == FASTEST else times[q] - again[p]
+                if time > most_time:
+                    continue
+                if size == len(new_times):
+                    new_times, new_kept = np.append(new_times, new_times), np.append(new_kept, new_kept)
+                    new_origins = np.append(new_origins, new_origins)
+                size = _insert(new_times, new_kept, new_origins, size, time, kept[q] + keep[p], q)
         if size > most:
-            highest, lowest = new_kept[front[0]], new_kept[front[size - 1]]
+            highest, lowest = new_kept[0], new_kept[size - 1]
             chosen, share = 1, (highest - lowest) / (most - 1)
             next_kept = highest - share
             for k in range(1, size):
-                if new_kept[front[k]] <= next_kept or k == size - 1:
-                    front[chosen] = front[k]
+                if new_kept[k] <= next_kept or k == size - 1:
+                    new_times[chosen], new_kept[chosen] = new_times[k], new_kept[k]
+                    new_origins[chosen] = new_origins[k]
+                    next_kept = new_kept[k] - share
                     chosen += 1
-                    next_kept = new_kept[front[k]] - share
             size, thinned = chosen, True
         while count + size > len(times):
             times, kept = np.append(times, times), np.append(kept, kept)
-            origins = np.append(origins, origins)
+            origins, going_on = np.append(origins, origins), np.append(going_on, going_on)
+        as_one_part = 2 * (sizes[last] - sizes[j]) + before[j] + after[last]
         for k in range(size):
-            times[count], kept[count] = new_times[front[k]], new_kept[front[k]]
-            origins[count] = new_origins[front[k]]
+            times[count], kept[count], origins[count] = new_times[k], new_kept[k], new_origins[k]
+            # The last part is computed once: what can end here takes no less time on any other way.
+            going_on[count] = goal != FASTEST or kept[count] + as_one_part > budget
+            least_kept[j] = min(least_kept[j], kept[count])
+            if going_on[count]:
+                least_going_on[j] = min(least_going_on[j], kept[count])
             count += 1
         starts[j + 1] = count
     return starts, times[:count], kept[:count], origins[:count], thinned
