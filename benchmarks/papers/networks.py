@@ -1,4 +1,4 @@
-"""The seven networks of paper 002, as its framework's own models have them: with the loss, without in-place operators."""
+"""The seven networks of paper 002, drawn as its framework draws them: with the loss, nothing in place."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class Trained(nn.Module):
         return F.cross_entropy(self.parts(x), y)
 
 
-def convolution(a: int, b: int, size: int = 3, stride: int = 1, dilation: int = 1, relu: bool = True) -> nn.Sequential:
+def convolution(
+    a: int, b: int, size: int = 3, stride: int = 1, dilation: int = 1, relu: bool = True
+) -> nn.Sequential:
     """With batch normalization."""
     pad = dilation * (size // 2)
     parts = [nn.Conv2d(a, b, size, stride, pad, dilation, bias=False), nn.BatchNorm2d(b)]
