@@ -120,6 +120,49 @@ def test_damaged_documents(elbowroom, tmp_path, kind, part):
         assert names_culprit(err, place), (place, err)
 
 
+def tangled(rng: Random):
+    """A random graph with one thing wrong with its edges or nodes, and what must be named."""
+    count = rng.randint(2, 12)
+    nodes = [{"name": f"v{i}", "time": rng.randint(0, 9), "bytes": rng.randint(0, 99)} for i in range(count)]
+    pairs = [[i, j] for i in range(count) for j in range(i + 1, count)]
+    edges = rng.sample(pairs, rng.randint(1, len(pairs)))
+    at = rng.randrange(len(edges))
+    damage = rng.choice(("twice", "cycle", "itself", "unknown", "short", "long", "word", "negative", "empty"))
+    if damage == "twice":
+        edges.insert(rng.randrange(len(edges) + 1), list(edges[at]))
+    elif damage == "cycle":
+        a, b = edges[at]
+        edges.append([b, a])
+    elif damage == "empty":
+        nodes = []
+    else:
+        end, node = rng.randrange(2), edges[at][0]
+        edges[at] = {
+            "itself": [node, node],
+            "unknown": [*edges[at][:end], count + rng.randint(0, 10**9), *edges[at][end + 1 :]],
+            "short": edges[at][:end],
+            "long": [*edges[at], 0],
+            "word": [str(node), edges[at][1]],
+            "negative": [-1, edges[at][1]],
+        }[damage]
+    return {"kind": "graph", "nodes": nodes, "edges": edges}, ("nodes" if damage == "empty" else "edges",)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_damaged_graphs(elbowroom, tmp_path, part):
+    """With those above, ten thousand graphs."""
+    rng = Random(f"graphs {part}")
+    path = tmp_path / "problem.json"
+    method = ("auto", "lower-sets", "chen", "lower-sets-chain")[part]
+    for number in range(2000):
+        document, place = tangled(rng) if number % 2 else mutate(rng, "graph")
+        path.write_text(json.dumps(document))
+        status, out, err = elbowroom("solve", path, "--budget", 400, "--solver", method, "--json")
+        assert (status, out, err.count("\n")) == (2, "", 1), (document, status, out, err)
+        assert err.startswith("elbowroom: ")
+        assert names_culprit(err, place), (place, err)
+
+
 @pytest.mark.parametrize("part", range(2))
 def test_damaged_text(elbowroom, tmp_path, part):
     """Bytes flipped, cut, doubled or swapped: an answer, or status 2 and one line; never a traceback."""

@@ -20,6 +20,7 @@ from elbowroom.solve import solve
 
 _NEED_TORCH = {
     "fit": "elbowroom.api",
+    "graph_of": "elbowroom.capture.forward_graph",
     "plan": "elbowroom.api",
     "measure": "elbowroom.measuring.memory",
 }
@@ -40,6 +41,7 @@ __all__ = [
     "Stage",
     "Unplanned",
     "fit",
+    "graph_of",
     "measure",
     "plan",
     "problem_from_json",
