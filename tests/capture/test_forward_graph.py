@@ -51,6 +51,6 @@ def test_what_cannot_be_exported_is_said_in_one_line():
         def forward(self, x):
             return x if x.sum().item() > 0 else -x
 
-    with pytest.raises(elbowroom.ElbowroomError, match="^model: PyTorch cannot export it") as said:
+    with pytest.raises(elbowroom.ElbowroomError, match=r"^model: PyTorch cannot export it") as said:
         elbowroom.graph_of(Asks(), torch.randn(3))
     assert "\n" not in str(said.value)

@@ -302,7 +302,7 @@ def test_mutated_buffers_and_inputs():
             model(x, log).backward()
         return log
 
-    both(Counts(), run, torch.randn(40, 24), torch.zeros(3))
+    both(Counts(), run, torch.randn(40, 24), torch.zeros(3), accumulates=True)
 
 
 def test_changing_batch_sizes_are_planned_one_by_one():
@@ -490,7 +490,7 @@ def test_finite_differences_with_dropout_at_every_budget():
     x = torch.randn(8, 12, dtype=torch.float64)
     direction = torch.randn_like(model[0][0].weight)
     for share in (1.0, 0.6, 0.3):
-        fitted = tight(copy.deepcopy(model), x, share=share)
+        fitted = tight(copy.deepcopy(model), x, share=share, accumulates=True)  # forwards begin with gradients
         weight = fitted[0][0].weight
 
         def value(step, fitted=fitted, weight=weight):
