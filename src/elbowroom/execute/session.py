@@ -255,13 +255,13 @@ class Session:
         """
         if self.settings.accumulates or len(regions) > 1 or self._keeps_gradients:
             return {}
-        trained = {p.data_ptr(): p for p in self.model.parameters() if p.requires_grad}
+        trained = {(p.data_ptr(), p.shape): p for p in self.model.parameters() if p.requires_grad}
         (region,) = regions
         joint = region.captured.joint
         given = dict(zip(joint.inputs, (example() for example in region.example), strict=True))
         accumulated = {i for i, gradient in joint.gradients if joint.ops[gradient].kind == "backward"}
-        numbers = [i for i in joint.parameters if i in accumulated and given.get(i) is not None]
-        found = {i: trained.get(given[i].data_ptr()) for i in numbers}  # type: ignore[union-attr]
+        tensors = {i: given[i] for i in joint.parameters if i in accumulated}
+        found = {i: trained.get((t.data_ptr(), t.shape)) for i, t in tensors.items() if t is not None}
         return {i: parameter for i, parameter in found.items() if parameter is not None}
 
     @property
