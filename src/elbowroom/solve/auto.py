@@ -59,5 +59,5 @@ def _for_graph(graph: Graph, budget: int, options: Options) -> tuple[Method, str
         return everything, "it all fits, so nothing needs recomputing"
     family = few_lower_sets(graph)
     if family is None:
-        return LowerSetsApprox(), "the graph has too many lower sets to try all"
+        return LowerSetsApprox(), "the graph has too many nodes or lower sets to try all"
     return LowerSets(), f"{len(family):,} lower sets are few enough to try all"

@@ -38,7 +38,7 @@ from elbowroom.solve.kernels.lower_sets import (
 from elbowroom.solve.kernels.rows import Floats, Ints
 
 MOST_SETS = 40_000
-FEW_SETS = 4_000  # to try all of them takes seconds
+FEW_SETS, FEW_NODES = 4_000, 800  # to try all of them takes seconds
 MOST_PAIRS = 2_000  # of time and memory, for each set
 FEWER_PAIRS = 2**17  # for all sets together, where the answer is not exact anyway
 
@@ -84,7 +84,9 @@ def all_lower_sets(graph: Graph, most: int | None = None) -> list[Mask]:
 
 
 def few_lower_sets(graph: Graph) -> list[Mask] | None:
-    """Every one, unless they are too many to try all by default."""
+    """Every one, unless they are too many to try all by default. The more nodes, the more pairs each may have."""
+    if len(graph) > FEW_NODES:
+        return None
     try:
         return all_lower_sets(graph, FEW_SETS)
     except InputError:

@@ -101,8 +101,8 @@ def is_reachable(
 
 
 @compiled
-def _insert(times: Floats, kept: Ints, origins: Ints, size: int, time: float, keeps: int, origin: int) -> int:
-    """Put a pair where it belongs, by time, unless another beats it, and drop those that it beats; the new size."""
+def _is_beaten(times: Floats, kept: Ints, size: int, time: float, keeps: int) -> bool:
+    """Whether a pair of a front, sorted by time, takes no more time and keeps no more."""
     low, high = 0, size
     while low < high:
         middle = (low + high) // 2
@@ -110,21 +110,35 @@ def _insert(times: Floats, kept: Ints, origins: Ints, size: int, time: float, ke
             low = middle + 1
         else:
             high = middle
-    if low > 0 and kept[low - 1] <= keeps:
-        return size
-    start = low - 1 if low > 0 and times[low - 1] == time else low
-    end = start
-    while end < size and kept[end] >= keeps:
-        end += 1
-    if end == start:
-        for k in range(size, start, -1):
-            times[k], kept[k], origins[k] = times[k - 1], kept[k - 1], origins[k - 1]
-    elif end > start + 1:
-        gone = end - start - 1
-        for k in range(start + 1, size - gone):
-            times[k], kept[k], origins[k] = times[k + gone], kept[k + gone], origins[k + gone]
-    times[start], kept[start], origins[start] = time, keeps, origin
-    return size + 1 - (end - start)
+    return bool(low > 0 and kept[low - 1] <= keeps)
+
+
+@compiled
+def _front_of(times: Floats, kept: Ints, origins: Ints, count: int) -> int:
+    """Sort pairs by time and drop those that others beat, in place; how many are left."""
+    order = np.argsort(kept[:count], kind="mergesort")
+    order = order[np.argsort(times[:count][order], kind="mergesort")]
+    sorted_times, sorted_kept, sorted_origins = times[:count][order], kept[:count][order], origins[:count][order]
+    size, best = 0, NEVER
+    for k in range(count):
+        if sorted_kept[k] < best:
+            best = sorted_kept[k]
+            times[size], kept[size], origins[size] = sorted_times[k], best, sorted_origins[k]
+            size += 1
+    return size
+
+
+@compiled
+def _thin(times: Floats, kept: Ints, origins: Ints, size: int, most: int) -> int:
+    """Keep `most` pairs at most, evenly spread over what is kept, the first and the last among them; the new size."""
+    share = (kept[0] - kept[size - 1]) / (most - 1)
+    chosen, next_kept = 1, kept[0] - share
+    for k in range(1, size):
+        if kept[k] <= next_kept or k == size - 1:
+            next_kept = kept[k] - share
+            times[chosen], kept[chosen], origins[chosen] = times[k], kept[k], origins[k]
+            chosen += 1
+    return chosen
 
 
 @compiled
@@ -167,7 +181,8 @@ def fill_fronts(
     going_on = np.full(1024, True)  # pairs from which the rest does not do as one part
     sources, need, keep = np.empty(last, np.int64), np.empty(last, np.int64), np.empty(last, np.int64)
     again = np.empty(last)
-    new_times, new_kept, new_origins = np.empty(1024), np.empty(1024, np.int64), np.empty(1024, np.int64)
+    room = 4096 + 4 * most
+    new_times, new_kept, new_origins = np.empty(room), np.empty(room, np.int64), np.empty(room, np.int64)
     thinned = False
     for j in range(1, count_of_sets):
         begins = least_kept if j == last else least_going_on
@@ -184,7 +199,7 @@ def fill_fronts(
                 spared = _missing(words[i], boundary_starts, boundary, j, node_times)
                 spared += _missing(words[i], ending_starts, ending, j, node_times)
                 again[p] = max(0.0, times_inside[j] - times_inside[i] - spared)
-        size = 0
+        size = found = 0  # the first `size` are a front, those up to `found` candidates; now and then they join
         for p in range(steps):
             if again[p] > most_time:
                 continue
@@ -197,21 +212,18 @@ def fill_fronts(
                     time = times[q] + again[p] if goal == FASTEST else times[q] - again[p]
                 if time > most_time:
                     continue
-                if size == len(new_times):
-                    new_times, new_kept = np.append(new_times, new_times), np.append(new_kept, new_kept)
-                    new_origins = np.append(new_origins, new_origins)
-                size = _insert(new_times, new_kept, new_origins, size, time, kept[q] + keep[p], q)
+                if _is_beaten(new_times, new_kept, size, time, kept[q] + keep[p]):
+                    continue
+                if found == len(new_times) or found > 3 * size + 128:
+                    size = _front_of(new_times, new_kept, new_origins, found)
+                    if size > len(new_times) // 2:
+                        size, thinned = _thin(new_times, new_kept, new_origins, size, most), True
+                    found = size
+                new_times[found], new_kept[found], new_origins[found] = time, kept[q] + keep[p], q
+                found += 1
+        size = _front_of(new_times, new_kept, new_origins, found)
         if size > most:
-            highest, lowest = new_kept[0], new_kept[size - 1]
-            chosen, share = 1, (highest - lowest) / (most - 1)
-            next_kept = highest - share
-            for k in range(1, size):
-                if new_kept[k] <= next_kept or k == size - 1:
-                    new_times[chosen], new_kept[chosen] = new_times[k], new_kept[k]
-                    new_origins[chosen] = new_origins[k]
-                    next_kept = new_kept[k] - share
-                    chosen += 1
-            size, thinned = chosen, True
+            size, thinned = _thin(new_times, new_kept, new_origins, size, most), True
         while count + size > len(times):
             times, kept = np.append(times, times), np.append(kept, kept)
             origins, going_on = np.append(origins, origins), np.append(going_on, going_on)
