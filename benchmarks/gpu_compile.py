@@ -164,7 +164,6 @@ class Floor:
         self.options = options
         self.folder = folder
         self.free = options.jobs, (torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else sys.maxsize)
-        self.running = 0
         self.changed = Condition()
 
     def run_all(self, cells: Sequence[Cell], known: Mapping[str, Row]) -> Iterator[Row]:
@@ -196,7 +195,7 @@ class Floor:
     def _place(self, cell: Cell) -> Iterator[None]:
         need = 1, cell.held_bytes + CONTEXT_BYTES
         with self.changed:
-            self.changed.wait_for(lambda: self.running == 0 or all(map(operator.le, need, self.free)))
+            self.changed.wait_for(lambda: self._is_empty or all(map(operator.le, need, self.free)))
             self._take(need)
         try:
             yield
@@ -205,8 +204,11 @@ class Floor:
                 self._take((-1, -need[1]))
                 self.changed.notify_all()
 
+    @property
+    def _is_empty(self) -> bool:
+        return self.free[0] == self.options.jobs
+
     def _take(self, need: tuple[int, int]) -> None:
-        self.running += need[0]
         self.free = self.free[0] - need[0], self.free[1] - need[1]
 
     def _start(self, cell: Cell) -> subprocess.Popen:

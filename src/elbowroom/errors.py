@@ -1,6 +1,12 @@
 """What can go wrong, said in one sentence that names the culprit."""
 
 
+def first_line(failure: Exception) -> str:
+    """What somebody else's failure says first; its kind if it says nothing."""
+    said = str(failure).splitlines()
+    return said[0] if said else type(failure).__name__
+
+
 class ElbowroomError(Exception):
     """Base of everything this package raises on purpose."""
 

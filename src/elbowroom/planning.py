@@ -63,8 +63,7 @@ class Planner:
         self._known = [self.everything]  # every program found that none beats in both time and peak
         self._sweeps: dict[tuple[int, Account], list[Sweep]] = {}
         self._lowest: set[tuple[int, Account]] = set()  # ways whose lowest schedule is among what is known
-        self._peaks: dict[tuple[int, tuple[Operation, ...]], int] = {}
-        self._others: list[Planned] = []  # all that schedules were translated to
+        self._translated: dict[tuple[int, tuple[Operation, ...]], Planned] = {}  # by cut and schedule
 
     def best(self, room: int) -> Planned | None:
         """The fastest program found within `room` bytes above what is resident; None if there is none."""
@@ -86,7 +85,7 @@ class Planner:
 
         None where it is predicted to be clearly slower.
         """
-        others = [plan for plan in self._others if plan.staged is not best.staged]
+        others = [plan for plan in self._translated.values() if plan.staged is not best.staged]
         fitting = [plan for plan in others if plan.prediction.peak_bytes <= room]
         found = min(fitting, key=lambda plan: plan.prediction.time_s, default=None)
         if found is None or best.staged is None:
@@ -146,16 +145,14 @@ class Planner:
         """Learn the program of the chain's best schedule within a budget; returns its true peak."""
         staged = self._candidates[number]
         schedule = sweep.schedule(budget)
-        if (number, schedule) in self._peaks:  # neighbouring budgets often have the same
-            return self._peaks[number, schedule]
+        if (number, schedule) in self._translated:  # neighbouring budgets often have the same
+            return self._translated[number, schedule].prediction.peak_bytes
         simulate(sweep.chain, schedule)  # the referee: raises if the schedule cannot run
         program = program_for(staged, schedule)
         prediction = predict(self.joint, program, self.around)
         method = f"persistent, {len(staged.pieces)} stages, {account} account"
-        plan = Planned(program, prediction, method, schedule, staged)
+        plan = self._translated[number, schedule] = Planned(program, prediction, method, schedule, staged)
         self._learn(plan)
-        self._others.append(plan)
-        self._peaks[number, schedule] = prediction.peak_bytes
         return prediction.peak_bytes
 
     def _learn(self, plan: Planned) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from elbowroom.capture.joint_graph import tensor_bytes
-from elbowroom.errors import ElbowroomError
+from elbowroom.errors import ElbowroomError, first_line
 from elbowroom.measuring.estimate import estimated_time
 from elbowroom.problem import Graph, Node
 
@@ -26,14 +26,11 @@ def graph_of(
     try:
         exported = torch.export.export(model, example, strict=False)
     except Exception as failure:
-        said = str(failure).splitlines()
-        raise ElbowroomError(f"model: PyTorch cannot export it: {said[0] if said else failure!r}") from failure
-    nodes = exported.graph.nodes
-    output = next(iter(reversed(nodes)))
+        raise ElbowroomError(f"model: PyTorch cannot export it: {first_line(failure)}") from failure
     shown: dict[fx.Node, set[fx.Node]] = {}  # for each traced node, the graph's nodes that reading it reads
-    needed = _needed(output)
+    needed = _needed(exported.graph.output_node())
     chosen = []
-    for node in nodes:
+    for node in exported.graph.nodes:
         reads = {shows for read in node.all_input_nodes for shows in shown.get(read, ())}
         if node.op != "call_function" or node not in needed:
             shown[node] = set()

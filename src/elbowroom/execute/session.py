@@ -85,14 +85,12 @@ class Session:
         if not torch.is_grad_enabled():
             return self.step(*args, **kwargs)
         entry = self.prepare(args, kwargs)
+        if any(parameter.grad is not None for parameter in entry.late):
+            entry = self._plan_again(entry, args, kwargs)
         if entry.instead is not None:
             return entry.instead(*args, **kwargs)
         if not entry.regions:
             return self.step(*args, **kwargs)
-        if any(parameter.grad is not None for parameter in entry.late):
-            entry = self._plan_again(entry, args, kwargs)
-            if entry.instead is not None:
-                return entry.instead(*args, **kwargs)
         self._release_others(entry)
         before = {region: region.runs for region in entry.regions}
         with capture_settings(self._graph_limit), _own_errors():
@@ -309,9 +307,7 @@ class Session:
                 planner.report = report
             planned = plan_together(entry.planners, room)
         if planned is None:
-            device = entry.regions[0].captured.device
-            budget, kept = self.settings.budget_bytes, self._keeps_gradients
-            raise too_small(budget, resident, entry.planners, device, kept=kept)
+            raise self._too_small(entry, resident)
         return planned
 
     def _tried(self, entry: Entry, room: int, resident: Mapping[str, int]) -> list[Planned]:
@@ -324,11 +320,13 @@ class Session:
         with random_state_kept(), progress_bar("planning and compiling") as report:
             tried = entry.trials.best(room, self.settings.compilations, report)
         if tried is None:
-            device, least = entry.regions[0].captured.device, entry.trials.least_bytes
-            budget, kept = self.settings.budget_bytes, self._keeps_gradients
-            raise too_small(budget, resident, entry.planners, device, least, kept=kept)
+            raise self._too_small(entry, resident, entry.trials.least_bytes)
         measured: list[Planned] = tried.measured
         return measured
+
+    def _too_small(self, entry: Entry, resident: Mapping[str, int], measured: int = 0) -> BudgetTooSmall:
+        budget, device = self.settings.budget_bytes, entry.regions[0].captured.device
+        return too_small(budget, resident, entry.planners, device, measured, kept=self._keeps_gradients)
 
     def _install(self, entry: Entry, planned: list[Planned], resident: Mapping[str, int], inputs: str) -> None:
         regions = []

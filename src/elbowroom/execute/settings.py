@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils._triton import has_triton
 
-from elbowroom.errors import InputError, Unplanned
+from elbowroom.errors import InputError, Unplanned, first_line
 from elbowroom.plans import Plan
 from elbowroom.units import format_bytes
 
@@ -89,8 +89,7 @@ def say_fallback(what: str, why: str, said: set[str]) -> None:
 
 
 def compiling_failed(failure: Exception) -> str:
-    said = str(failure).splitlines()
-    return f"compiling it failed: {said[0] if said else type(failure).__name__}"
+    return f"compiling it failed: {first_line(failure)}"
 
 
 def call_key(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

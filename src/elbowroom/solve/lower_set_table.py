@@ -31,7 +31,7 @@ from elbowroom.solve.kernels.lower_sets import (
     FASTEST,
     NEVER,
     SMALLEST,
-    Words,
+    Sets,
     fill_fronts,
     is_reachable,
 )
@@ -129,30 +129,35 @@ class LowerSetTable:
         self.masks = sorted(set(family), key=lambda mask: (mask.bit_count(), mask))
         count, nodes = len(self.masks), len(graph)
         self.most_pairs = max(16, min(MOST_PAIRS, FEWER_PAIRS // count)) if approximate else MOST_PAIRS
-        self.node_bytes: Ints = np.array([node.bytes for node in graph.nodes], dtype=np.int64)
-        self.node_times: Floats = np.array([node.time for node in graph.nodes], dtype=np.float64)
+        node_bytes: Ints = np.array([node.bytes for node in graph.nodes], dtype=np.int64)
+        node_times: Floats = np.array([node.time for node in graph.nodes], dtype=np.float64)
         width = (nodes + 63) // 64
         packed = b"".join(mask.to_bytes(8 * width, "little") for mask in self.masks)
-        self.words: Words = np.frombuffer(packed, dtype="<u8").astype(np.uint64).reshape(count, width)
         bits = np.unpackbits(np.frombuffer(packed, dtype=np.uint8).reshape(count, -1), axis=1, bitorder="little")
         self._inside: NDArray[np.bool_] = bits[:, :nodes].astype(bool)
-        self.sizes: Ints = self._inside @ self.node_bytes
-        self.times: Floats = self._inside @ self.node_times
         boundary = self._boundary()
-        self.boundary_starts, self.boundary = _listed(boundary)
-        self.ending_starts, self.ending = _listed(self._ending(boundary))
         nothing = np.zeros(count, dtype=np.int64)
         referee = accounting is Accounting.REFEREE
-        self.before: Ints = boundary @ self.node_bytes if referee else nothing
-        self.after: Ints = nothing if referee else self._readers_bytes()
+        self.sets = Sets(
+            np.frombuffer(packed, dtype="<u8").astype(np.uint64).reshape(count, width),
+            self._inside @ node_bytes,
+            self._inside @ node_times,
+            boundary @ node_bytes if referee else nothing,
+            nothing if referee else self._readers(node_bytes),
+            *_listed(boundary),
+            *_listed(self._ending(boundary)),
+            node_bytes,
+            node_times,
+        )
 
     @cached_property
     def least_budget(self) -> int:
         """The smallest budget that some sequence keeps."""
-        low, high = 0, int(2 * self.sizes[-1] + self.before[0] + self.after[-1])  # the whole graph as one part
+        sets = self.sets
+        low, high = 0, int(2 * sets.sizes[-1] + sets.before[0] + sets.after[-1])  # the whole graph as one part
         while low < high:
             middle = (low + high) // 2
-            if is_reachable(middle, *self._memory):
+            if is_reachable(middle, sets):
                 high = middle
             else:
                 low = middle + 1
@@ -161,8 +166,9 @@ class LowerSetTable:
     def fastest(self, budget: int) -> Chosen:
         """The sequence with the least time within the budget."""
         # What takes longer than the answer need not be looked at: the answer is guessed, and the guess doubled.
-        most_time = float(self.times[-1]) / 64
-        while most_time < self.times[-1]:
+        forward_time = float(self.sets.times[-1])
+        most_time = forward_time / 64
+        while most_time < forward_time:
             found = self._best(FASTEST, budget, most_time)
             if found is not None:
                 return found
@@ -191,14 +197,7 @@ class LowerSetTable:
         return self._traced(starts, origins, int(starts[-2]), thinned)  # the first pair of the whole graph is best
 
     def _fronts(self, goal: int, budget: int, most_time: float) -> tuple[Ints, Floats, Ints, Ints, bool]:
-        inside = self.ending_starts, self.ending, self.node_times, self.times
-        return fill_fronts(budget, most_time, self.most_pairs, goal, *self._memory, *inside)
-
-    @property
-    def _memory(self) -> tuple[Words, Ints, Ints, Ints, Ints, Ints, Ints]:
-        """What the kernels need to know to count bytes."""
-        sets = self.words, self.sizes, self.before, self.after
-        return *sets, self.boundary_starts, self.boundary, self.node_bytes
+        return fill_fronts(budget, most_time, self.most_pairs, goal, self.sets)
 
     def _traced(self, starts: Ints, origins: Ints, at: int, thinned: bool) -> Chosen:
         masks = []
@@ -222,7 +221,7 @@ class LowerSetTable:
                 leading[:, v] |= leading[:, w]
         return self._inside & ~leading
 
-    def _readers_bytes(self) -> Ints:
+    def _readers(self, node_bytes: Ints) -> Ints:
         """002 Eq. 2 (iii) and (iv): nodes outside that read the set, and nodes outside that these read."""
         readers, read = np.zeros_like(self._inside), np.zeros_like(self._inside)
         for u, v in self.graph.edges:
@@ -230,7 +229,7 @@ class LowerSetTable:
         for u, v in self.graph.edges:
             read[:, u] |= readers[:, v]
         outside = ~self._inside
-        return np.asarray((readers & outside) @ self.node_bytes + (read & outside) @ self.node_bytes)
+        return np.asarray((readers & outside) @ node_bytes + (read & outside) @ node_bytes)
 
 
 def _listed(members: NDArray[np.bool_]) -> tuple[Ints, Ints]:

@@ -8,7 +8,7 @@ are listed when it is its turn, from sets only that were reached and from which 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,18 +21,32 @@ NEVER = 2**62
 FASTEST, COARSEST, SMALLEST = 0, 1, 2
 
 
+class Sets(NamedTuple):
+    """The lower sets of a family, as bits, and what kernels need to know of each.
+
+    A list of nodes for every set (those of its boundary; those that lead nowhere outside) is one array and where each
+    set's nodes begin. `before` and `after` are bytes of gradients that a step from, or to, a set has to hold.
+    """
+
+    words: Words
+    sizes: Ints
+    times: Floats
+    before: Ints
+    after: Ints
+    boundary_starts: Ints
+    boundary: Ints
+    ending_starts: Ints
+    ending: Ints
+    node_bytes: Ints
+    node_times: Floats
+
+
 @compiled
 def steps_to(
     j: int,
     lowest: Ints,
     budget: int,
-    words: Words,
-    sizes: Ints,
-    before: Ints,
-    after: Ints,
-    boundary_starts: Ints,
-    boundary: Ints,
-    node_bytes: Ints,
+    sets: Sets,
     sources: Ints,
     need: Ints,
     keep: Ints,
@@ -40,13 +54,19 @@ def steps_to(
     """List the steps to set j that the budget allows, given the least that may be kept before; how many there are."""
     found = 0
     for i in range(j):
-        bytes_needed = 2 * (sizes[j] - sizes[i]) + before[i] + after[j]
-        if lowest[i] + bytes_needed > budget or not _contains(words[j], words[i]):
+        bytes_needed = _needs(sets, i, j)
+        if lowest[i] + bytes_needed > budget or not _contains(sets.words[j], sets.words[i]):
             continue
         sources[found], need[found] = i, bytes_needed
-        keep[found] = _missing(words[i], boundary_starts, boundary, j, node_bytes)
+        keep[found] = _missing(sets.words[i], sets.boundary_starts, sets.boundary, j, sets.node_bytes)
         found += 1
     return found
+
+
+@compiled
+def _needs(sets: Sets, i: int, j: int) -> int:
+    """Bytes for the step from set i to set j: the values and gradients of its part, and gradients beside them."""
+    return 2 * (sets.sizes[j] - sets.sizes[i]) + sets.before[i] + sets.after[j]  # type: ignore[no-any-return]
 
 
 @compiled
@@ -73,29 +93,20 @@ def _has(words: Words, v: int) -> bool:
 
 
 @compiled
-def is_reachable(
-    budget: int,
-    words: Words,
-    sizes: Ints,
-    before: Ints,
-    after: Ints,
-    boundary_starts: Ints,
-    boundary: Ints,
-    node_bytes: Ints,
-) -> bool:
+def is_reachable(budget: int, sets: Sets) -> bool:
     """Whether steps within the budget lead to the whole graph: the least that may be kept at each set decides."""
-    last = len(sizes) - 1
+    last = len(sets.sizes) - 1
     kept = np.full(last + 1, NEVER, dtype=np.int64)
     kept[0] = 0
     for j in range(last + 1):
         for i in range(j):
             # What is kept already does not shrink: more than the best so far helps nobody.
-            needed = kept[i] + 2 * (sizes[j] - sizes[i]) + before[i] + after[j]
-            if kept[i] < kept[j] and needed <= budget and _contains(words[j], words[i]):
-                new = _missing(words[i], boundary_starts, boundary, j, node_bytes)
+            needed = kept[i] + _needs(sets, i, j)
+            if kept[i] < kept[j] and needed <= budget and _contains(sets.words[j], sets.words[i]):
+                new = _missing(sets.words[i], sets.boundary_starts, sets.boundary, j, sets.node_bytes)
                 kept[j] = min(kept[j], kept[i] + new)
         # From here the rest may do as one part: no other sets need be looked at.
-        if kept[j] + 2 * (sizes[last] - sizes[j]) + before[j] + after[last] <= budget:
+        if kept[j] + _needs(sets, j, last) <= budget:
             return True
     return False
 
@@ -147,17 +158,7 @@ def fill_fronts(
     most_time: float,
     most: int,
     goal: int,
-    words: Words,
-    sizes: Ints,
-    before: Ints,
-    after: Ints,
-    boundary_starts: Ints,
-    boundary: Ints,
-    node_bytes: Ints,
-    ending_starts: Ints,
-    ending: Ints,
-    node_times: Floats,
-    times_inside: Floats,
+    sets: Sets,
 ) -> tuple[Ints, Floats, Ints, Ints, bool]:
     """For each set all pairs of time and kept bytes that no other beats. What counts as time depends on the goal:
 
@@ -169,7 +170,7 @@ def fill_fronts(
     from. A set with more than `most` pairs keeps so many of them, evenly spread; the last result tells whether one
     had to.
     """
-    count_of_sets = len(sizes)
+    count_of_sets = len(sets.sizes)
     last = count_of_sets - 1
     starts = np.zeros(count_of_sets + 1, dtype=np.int64)
     times, kept, origins = np.zeros(1024), np.zeros(1024, dtype=np.int64), np.zeros(1024, dtype=np.int64)
@@ -186,19 +187,17 @@ def fill_fronts(
     thinned = False
     for j in range(1, count_of_sets):
         begins = least_kept if j == last else least_going_on
-        steps = steps_to(
-            j, begins, budget, words, sizes, before, after, boundary_starts, boundary, node_bytes, sources, need, keep
-        )
+        steps = steps_to(j, begins, budget, sets, sources, need, keep)
         for p in range(steps):
             i = sources[p]
             if goal == SMALLEST:
-                again[p] = float(sizes[j] - sizes[i] - keep[p])
+                again[p] = float(sets.sizes[j] - sets.sizes[i] - keep[p])
             elif goal == COARSEST and j == last:
-                again[p] = times_inside[j] - times_inside[i]
+                again[p] = sets.times[j] - sets.times[i]
             else:
-                spared = _missing(words[i], boundary_starts, boundary, j, node_times)
-                spared += _missing(words[i], ending_starts, ending, j, node_times)
-                again[p] = max(0.0, times_inside[j] - times_inside[i] - spared)
+                spared = _missing(sets.words[i], sets.boundary_starts, sets.boundary, j, sets.node_times)
+                spared += _missing(sets.words[i], sets.ending_starts, sets.ending, j, sets.node_times)
+                again[p] = max(0.0, sets.times[j] - sets.times[i] - spared)
         size = found = 0  # the first `size` are a front, those up to `found` candidates; now and then they join
         for p in range(steps):
             if again[p] > most_time:
@@ -227,7 +226,7 @@ def fill_fronts(
         while count + size > len(times):
             times, kept = np.append(times, times), np.append(kept, kept)
             origins, going_on = np.append(origins, origins), np.append(going_on, going_on)
-        as_one_part = 2 * (sizes[last] - sizes[j]) + before[j] + after[last]
+        as_one_part = _needs(sets, j, last)
         for k in range(size):
             times[count], kept[count], origins[count] = new_times[k], new_kept[k], new_origins[k]
             # The last part is computed once: what can end here takes no less time on any other way.
