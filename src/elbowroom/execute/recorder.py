@@ -19,8 +19,6 @@ from elbowroom.execute.tickets import Tickets, holders
 
 _MOVES = 2  # recordings made again because parameters were elsewhere; after that they are expected to move on
 _PATIENCE = 8  # steps launched before a recording that was given up is made again: it takes as long as some of them
-
-
 _ALONE = 2  # holders of a storage that one tensor has: the tensor, and who asks
 
 

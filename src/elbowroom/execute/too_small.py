@@ -8,6 +8,7 @@ import torch
 
 from elbowroom.errors import BudgetTooSmall
 from elbowroom.execute.settings import budget_for
+from elbowroom.joint import Joint
 from elbowroom.planning import Planned, Planner, peak_together
 from elbowroom.units import format_bytes
 
@@ -29,7 +30,7 @@ def too_small(
     needed = budget_for(max(measured, peak_together(least)), resident, device)
     largest = [(name, size) for name, size in resident.items() if size]
     for planner, plan in zip(planners, least, strict=True):
-        largest.extend(_largest_at_peak(planner, plan))
+        largest.extend(_largest_at_peak(planner.joint, plan))
     what, remedy = "found for this model and batch", "Raise the budget or make the batch smaller"
     if kept:
         remedy += "; or begin steps without gradients: those of an earlier backward are kept, zero_grad() frees them"
@@ -51,9 +52,8 @@ def budget_too_small(
     )
 
 
-def _largest_at_peak(planner: Planner, plan: Planned) -> list[tuple[str, int]]:
+def _largest_at_peak(joint: Joint, plan: Planned) -> list[tuple[str, int]]:
     """What the operator at a plan's peak works on, by name."""
-    joint = planner.joint
     moments = (*plan.prediction.forward_bytes, *plan.prediction.backward_bytes)
     instructions = (*plan.program.forward, *plan.program.backward)
     if not moments or max(moments) < plan.prediction.between_bytes:

@@ -201,14 +201,15 @@ def try_program(
     device = region.captured.device
     with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast():
         inputs = _inputs(region)
-        step = partial(run_once, fused, inputs, None if late_bytes else fused.gradient_buffers(inputs))
+        buffers = None if late_bytes else fused.gradient_buffers(inputs)
+        step = partial(run_once, fused, inputs, buffers)
         step()  # the first run loads kernels and picks algorithms
         peak, times, host_time = _measured(step, device)
         launched = Trial(max(peak - late_bytes, between_bytes), statistics.median(times))
         if outside_bytes is None or host_time < _BUSY * launched.time_s or not recordable(region.captured):
             return [launched]
         try:
-            recorded = _try_recorded(fused, inputs, outside_bytes)
+            recorded = _try_recorded(fused, inputs, buffers, outside_bytes)
         except Exception as failure:  # what cannot be recorded is launched
             LOG.info("not recorded: %s", failure)
             return [launched]
@@ -238,9 +239,12 @@ def _host_time(step: Callable[[], None]) -> float:
     return clock.perf_counter() - started
 
 
-def _try_recorded(fused: Fused, inputs: Sequence[Any], outside_bytes: int) -> Trial:
-    buffers = fused.gradient_buffers(inputs)
-    run_once(fused, inputs, buffers)  # gradients in a fixed place take another backward
+def _try_recorded(
+    fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor] | None, outside_bytes: int
+) -> Trial:
+    if buffers is None:  # gradients in a fixed place take another backward
+        buffers = fused.gradient_buffers(inputs)
+        run_once(fused, inputs, buffers)
     recording = Recording(fused, inputs, buffers, "write")
     arriving = _arriving(fused)
 
