@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext
@@ -75,7 +76,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", metavar="NAME", default=[], help="which; compiling takes minutes each")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all rows here, as they come")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="time over memory, peers and ours")
-    parser.add_argument("--reps", type=int, default=8, help="timed steps of each cell")
+    parser.add_argument("--reps", type=int, default=20, help="timed steps of each cell")
     parser.add_argument("--jobs", type=int, default=8, help="cells that compile side by side")
     parser.add_argument("--alone", action="store_true", help="also time compiling, with nothing beside it")
     parser.add_argument("--peers", nargs="*", choices=("compile", "budget", "blocks"), help="only these kinds")
@@ -178,7 +179,7 @@ class Floor:
 
     def run(self, cell: Cell) -> Row:
         row = self._run(cell)
-        if "OutOfMemory" in (row.error or "") and cell.held_bytes < MOST_BYTES:  # too many beside it
+        if (row.error or "out of memory" in row.note) and cell.held_bytes < MOST_BYTES:  # too many beside it
             row = self._run(replace(cell, held_bytes=MOST_BYTES))
         return row
 
@@ -262,14 +263,15 @@ class Bench:
     def first(self, call: Callable[..., torch.Tensor]) -> float:
         """Seconds that the first step takes."""
         started = time.perf_counter()
-        self.step(call)
-        if self.device.kind == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - started
+        with memory_handed_back():
+            self.step(call)
+            if self.device.kind == "cuda":
+                torch.cuda.synchronize()
+            return time.perf_counter() - started
 
     def measure(self, call: Callable[..., torch.Tensor]) -> dict[str, Any]:
         """What a step costs. Whatever is allocated besides the resident state counts, between steps, too."""
-        with self.gate.alone():
+        with alone(self.gate):
             cost = self.device.measure(partial(self.step, call), self.case, self.reps)
         peak = cost.resident_bytes + cost.peak_bytes - self.resident_bytes
         return {**vars(cost), "resident_bytes": self.resident_bytes, "peak_bytes": peak}
@@ -307,7 +309,7 @@ def run_ours(bench: Bench, cell: Cell) -> Row:
     case, device = bench.case, bench.device
     budget = bench.resident_bytes + cell.room_bytes
     started = time.perf_counter()
-    with device.autocast():
+    with device.autocast(), warnings.catch_warnings(record=True) as said_so:
         model = fit(case.model, *case.inputs, case.target, budget=budget, loss=case.loss, kernels="inductor")
     seconds = time.perf_counter() - started + bench.first(model)
     cost = bench.measure(model)
@@ -323,7 +325,8 @@ def run_ours(bench: Bench, cell: Cell) -> Row:
         predicted_bytes=plan.peak_bytes - bench.resident_bytes,
         within_budget=bench.resident_bytes + cost["peak_bytes"] <= plan.budget_bytes,
         seconds=seconds,
-        note=how_it_runs(entry),
+        note=" ".join([how_it_runs(entry), *(str(each.message) for each in said_so if entry.instead is not None)]),
+        tried=[] if entry.trials is None else [told(tried) for tried in entry.trials.known],
     )
 
 
@@ -335,19 +338,42 @@ def how_it_runs(entry: Any) -> str:
     return f"{len(tried)} compiled, {'replayed' if recorded else 'launched'}"
 
 
+def told(tried: Any) -> dict[str, Any]:
+    (plan,) = tried.planned
+    predicted = {"predicted_bytes": plan.prediction.peak_bytes, "predicted_ms": 1e3 * plan.prediction.time_s}
+    return {**predicted, "peak_bytes": tried.peak_bytes, "ms": 1e3 * tried.time_s, "recorded": tried.recorded}
+
+
 def measure_alone(gate: Gate) -> None:
     """Have elbowroom's own measurements disturbed by nobody."""
     from elbowroom.execute import session, trials
 
-    def gated(function: Callable[..., Any]) -> Callable[..., Any]:
+    def within(place: Callable[[], Any], function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            with gate.alone():
+            with place():
                 return function(*args, **kwargs)
 
         return call
 
-    trials.cuda_seconds = gated(trials.cuda_seconds)
-    session.measure_region = gated(session.measure_region)
+    trials.cuda_seconds = within(partial(alone, gate), trials.cuda_seconds)
+    session.measure_region = within(partial(alone, gate), session.measure_region)
+    trials.try_program = within(memory_handed_back, trials.try_program)
+
+
+@contextmanager
+def alone(gate: Gate) -> Iterator[None]:
+    with gate.alone(), memory_handed_back():
+        yield
+
+
+@contextmanager
+def memory_handed_back() -> Iterator[None]:
+    """Others compile beside this process, and need the memory that its allocator would keep."""
+    try:
+        yield
+    finally:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 # --- showing -------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """elbowroom against checkpoints placed by hand, at equal memory, on a GPU: a table, a summary, JSON for machines.
 
-    python benchmarks/gpu_fit.py [--models resnet50 gpt2-medium …] [--json FILE] [--reps 8]
+    python benchmarks/gpu_fit.py [--models resnet50 gpt2-medium …] [--json FILE] [--reps 20]
     python benchmarks/gpu_fit.py --list | --tiny | --show FILE…
 
 For each model, in this process: first the peers (eager, `checkpoint` on its blocks, `checkpoint_sequential` over its
@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 MIB = 2**20
-WARM_UPS = 2
+WARM_UPS = 3
 EVERY = (1, 2, 4)  # of these blocks, one is under `checkpoint`
 SEGMENTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48)  # and as many as the chain is long
 MOST_BUDGETS = 6  # taken from peers, per model
@@ -71,7 +72,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", metavar="NAME", help="only these (see --list)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all rows here, as they come")
-    parser.add_argument("--reps", type=int, help="timed steps of each cell (default: 8; with --tiny 2)")
+    parser.add_argument("--reps", type=int, help="timed steps of each cell (default: 20; with --tiny 2)")
     parser.add_argument("--tiny", action="store_true", help="small models on the CPU, to try the script")
     parser.add_argument("--list", action="store_true", help="name the models and stop")
     parser.add_argument("--show", nargs="+", type=Path, metavar="FILE", help="the table of earlier --json files")
@@ -80,7 +81,7 @@ def parse() -> argparse.Namespace:
     if unknown := set(options.models or ()) - set(known):
         parser.error(f"--models: no model {min(unknown)!r}; known: {', '.join(known)}")
     if options.reps is None:
-        options.reps = 2 if options.tiny else 8
+        options.reps = 2 if options.tiny else 20
     if options.reps < 1:
         parser.error("--reps: must be at least 1")
     return options
@@ -148,6 +149,7 @@ class Row:
     vs_eager: float | None = None
     seconds: float | None = None  # spent in `fit` or `set_budget`
     note: str = ""
+    tried: list[dict[str, Any]] = field(default_factory=list)  # every program that was compiled for it
     error: str | None = None
 
     @property
@@ -481,22 +483,21 @@ class Gpu(Device):
         return torch.cuda.memory_allocated()
 
     def measure(self, step: Callable[[], None], case: Case, reps: int) -> Cost:
+        """Steps in a row, as in training: the host runs ahead, and is not waited for at the start of each."""
         for _ in range(WARM_UPS):
             step()
         torch.cuda.synchronize()
         gc.collect()
         resident = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        ms = [self._time(step) for _ in range(reps)]
-        return Cost(statistics.median(ms), min(ms), resident, torch.cuda.max_memory_allocated() - resident)
-
-    def _time(self, step: Callable[[], None]) -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        step()
-        end.record()
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(reps + 1)]
+        marks[0].record()
+        for mark in marks[1:]:
+            step()
+            mark.record()
         torch.cuda.synchronize()
-        return begin.elapsed_time(end)
+        ms = [begin.elapsed_time(end) for begin, end in pairwise(marks)]
+        return Cost(statistics.median(ms), min(ms), resident, torch.cuda.max_memory_allocated() - resident)
 
 
 class Cpu(Device):

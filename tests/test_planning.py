@@ -53,21 +53,6 @@ def test_more_room_never_takes_longer(rising, problem):
     assert all(less >= more for less, more in pairwise(times))
 
 
-@given(problems())
-@settings(max_examples=40)
-def test_a_second_opinion_is_another_plan_within_the_room(problem):
-    joint, around, rooms = problem
-    planner = Planner(joint, around)
-    for room in rooms:
-        best = planner.best(room)
-        second = planner.runner_up(best, room) if best is not None else None
-        if second is not None:
-            event("a second opinion")
-            assert second.staged is not best.staged
-            assert second.prediction.peak_bytes <= room
-            assert check(joint, second.program, around) == second.prediction
-
-
 def test_late_gradients_leave_their_memory_to_the_step():
     joint = layers(12)
     plain = Planner(joint, Surroundings()).everything.prediction

@@ -21,7 +21,6 @@ from elbowroom.stages.cuts import cut
 from elbowroom.stages.translate import program_for
 
 _TURNS = 7  # of the dial, per way to cut and count
-_CLOSE = 1.03  # times the time: predictions of fused kernels are no better than that
 _TRIES = 60  # values considered for keeping after all, once a program is found
 
 
@@ -79,19 +78,6 @@ class Planner:
         if best is not None:
             self._keep_more(best, room)
         return self._fastest(room)
-
-    def runner_up(self, best: Planned, room: int) -> Planned | None:
-        """The fastest known within `room` that cuts the graph otherwise than `best`: a second opinion.
-
-        None where it is predicted to be clearly slower.
-        """
-        others = [plan for plan in self._translated.values() if plan.staged is not best.staged]
-        fitting = [plan for plan in others if plan.prediction.peak_bytes <= room]
-        found = min(fitting, key=lambda plan: plan.prediction.time_s, default=None)
-        if found is None or best.staged is None:
-            return None
-        found = self._keep_more(found, room)
-        return found if found.prediction.time_s <= _CLOSE * best.prediction.time_s else None
 
     @property
     def least(self) -> Planned:

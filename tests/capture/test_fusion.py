@@ -66,11 +66,43 @@ class Attends(nn.Module):
         return x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).squeeze(0))
 
 
+class Frozen(nn.Module):
+    """A product with fixed weights: the backward reads what it reads inside pointwise kernels only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.register_buffer("fixed", torch.randn(8, 8))
+
+    def forward(self, x):
+        for layer in self.layers:
+            h = layer(x)
+            x = torch.tanh(h) @ self.fixed + torch.sin(h)
+        return x
+
+
+class Forgets(nn.Module):
+    """Attention whose weights are dropped: on the CPU it is written out. To be traced in mixed precision."""
+
+    mixed = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (part(x).view(2, 16, 2, 4).transpose(1, 2) for part in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1)
+        return self.out(y.transpose(1, 2).reshape(2, 16, 8)).float()
+
+
 MODELS: dict[str, Any] = {
     "perceptron": lambda: (Perceptron(), torch.randn(6, 8)),
     "dropout": lambda: (Drops(), torch.randn(64, 16)),
     "images": lambda: (Images(), torch.randn(2, 4, 6, 6)),
     "attention": lambda: (Attends(), torch.randn(2, 5, 8)),
+    "frozen weights": lambda: (Frozen(), torch.randn(6, 8)),
+    "attention with dropout": lambda: (Forgets(), torch.randn(2, 16, 8)),
 }
 
 
@@ -81,7 +113,8 @@ def look(model, *example):
     looks = Looks()
     looks.calls = []
     backend = make_backend(regions.append, pytest.fail, looks, fused=True)
-    torch.compile(lambda *args: model(*args), backend=backend, dynamic=False)(*example)
+    with torch.autocast("cpu", torch.bfloat16, enabled=getattr(model, "mixed", False)):
+        torch.compile(lambda *args: model(*args), backend=backend, dynamic=False)(*example)
     (region,) = regions
     return region.captured
 
@@ -118,6 +151,10 @@ def played(values, nodes):
     return env
 
 
+def read_by_the_backward(captured):
+    return {captured.nodes[read] for i in captured.joint.backward for read in captured.joint.ops[i].reads}
+
+
 def test_what_an_operator_reads_is_stored_or_an_input(captured):
     joint = captured.joint
     assert [op.index for op in joint.ops] == list(range(len(joint.ops)))
@@ -128,7 +165,9 @@ def test_what_an_operator_reads_is_stored_or_an_input(captured):
         constants = {node for node in outside if node.op == "get_attr"}
         assert outside - constants == {captured.nodes[read] for read in op.reads}
         assert outside - constants <= stored
-        assert not set(cone[:-1]) & stored  # what a cone computes on its way is not stored
+        again = set(cone[:-1]) & stored  # what a cone computes on its way is not stored, or only for the forward
+        assert op.kind == "backward" or not again
+        assert not again & read_by_the_backward(captured)
 
 
 def test_only_inputs_have_no_cone_and_a_cone_ends_with_its_operator(captured):
@@ -202,6 +241,23 @@ def test_a_pointwise_chain_between_products_is_one_operator():
     assert forward == ["aten.addmm.default", "aten.tanh.default"] * 3
     chain = captured.cones[captured.joint.forward[1]]
     assert [node.target._opname for node in chain] == ["sin", "mul", "add", "tanh"]
+
+
+def test_what_only_the_forward_needs_in_memory_is_not_saved():
+    captured = look(*MODELS["frozen weights"]())
+    written = [node for node in captured.nodes if "tanh" in str(node.target)]
+    assert len(written) == 3  # a product reads each
+    assert not set(written) & read_by_the_backward(captured)
+    inside = [node for cone in captured.cones for node in cone if node in written]
+    assert len(inside) > len(written)  # backward kernels compute it
+
+
+def test_weights_after_dropout_are_computed_from_scores_that_are_there_anyway():
+    captured = look(*MODELS["attention with dropout"]())
+    assert any("inductor_random" in str(node.target) for cone in captured.cones for node in cone)
+    saved = [captured.nodes[i] for i in Planner(captured.joint, Surroundings()).everything.program.saved]
+    quadratic = [node for node in saved if node.meta["val"].numel() == 2 * 2 * 16 * 16]
+    assert len(quadratic) == 1
 
 
 def test_random_seeds_are_kept_and_never_drawn_again():

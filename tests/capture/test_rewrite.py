@@ -125,6 +125,63 @@ def test_what_nobody_reads_is_gone(capture):
     assert all(captured.nodes[op].users for op in body if op not in effects)
 
 
+# --- the same twice -------------------------------------------------------------------------------------------
+
+
+def test_what_is_computed_twice_is_computed_once(capture):
+    def forward(model, x):
+        y = model.conv(x)
+        return torch.sin(y).exp() + torch.sin(y).square()
+
+    captured = assert_trains_like_eager(capture, forward)
+    assert captured.targets.count("aten.sin.default") == 1
+
+
+def test_a_cast_for_several_layers_is_made_once(capture):
+    def forward(model, x):
+        y = model.conv(x)
+        parts = [F.linear(y.bfloat16(), model.conv.weight.view(-1, 6)[:6].bfloat16()) for _ in range(3)]
+        return sum(part.float() for part in parts)
+
+    captured = assert_trains_like_eager(capture, forward)
+    casts = [op for op in captured.joint.ops if op.kind == "forward" and op.target == "aten._to_copy.default"]
+    assert len(casts) == 3  # of the image, the weight, and the one product that is left
+
+
+def test_another_argument_makes_another_value(capture):
+    def forward(model, x):
+        y = model.conv(x)
+        return (
+            y * 1
+            + (y * 1.5).sum(1, keepdim=True)
+            + y.sum(2, keepdim=True)
+            + y.sum(2)[..., None, :]
+            + y.sum(3)[..., None]
+        )
+
+    assert_trains_like_eager(capture, forward)
+
+
+@pytest.mark.parametrize("view", [lambda y: y, lambda y: y.view(-1)])
+def test_equal_values_that_are_returned_stay_apart(capture, view):
+    def forward(model, x):
+        y = model.conv(x)
+        return torch.sin(y), view(torch.sin(y))
+
+    captured = assert_trains_like_eager(capture, forward)
+    first, second = captured.compiled(image())
+    assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()
+
+
+def test_what_is_random_is_drawn_each_time(capture):
+    def forward(model, x):
+        y = model.conv(x)
+        return F.dropout(y, 0.5), F.dropout(y, 0.5)
+
+    first, second = capture(Model(forward), image()).train(image())
+    assert not torch.equal(first, second)
+
+
 # --- BatchNorm and counters ----------------------------------------------------------------------------------
 
 

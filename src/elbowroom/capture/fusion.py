@@ -10,9 +10,10 @@ arithmetic.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -32,9 +33,10 @@ def contract(captured: Captured) -> Captured:
     """The same graph with stored values only, and the cone of nodes that computes each."""
     joint, nodes = captured.joint, captured.nodes
     stored, reads = _stored(captured)
+    inlined = _inlined_later(captured, stored, reads)
     chosen = [i for i, op in enumerate(joint.ops) if op.kind in ("input", "gradient") or i in stored]
     number = {old: new for new, old in enumerate(chosen)}
-    cones = [_cone(captured, i, stored) for i in chosen]
+    cones = [_cone(captured, i, stored - inlined if joint.ops[i].kind == "backward" else stored) for i in chosen]
     keys = {node: op.key for node, op in zip(nodes, joint.ops, strict=True)}
     written_away = _written_away(captured)
     storage_bytes = {**joint.storage_bytes, **dict.fromkeys(written_away, 0)}
@@ -138,13 +140,56 @@ def _stored(captured: Captured) -> tuple[set[int], dict[int, tuple[int, ...]]]:
             else:
                 boundary.update(dict.fromkeys(reads[read]))
         reads[i] = tuple(boundary)
-        if i not in stored and not joint.ops[i].is_view and readers[i] > 1:
+        if i not in stored and not joint.ops[i].is_view and len(readers[i]) > 1:
             traffic = sum(tensor_bytes(nodes[read]) for read in boundary)
             if traffic > _WORTH_STORING * tensor_bytes(nodes[i]):
                 stored.add(i)
     for i in (*joint.inputs, *joint.arriving):
         reads[i] = ()
     return stored, reads
+
+
+def _inlined_later(captured: Captured, stored: set[int], reads: dict[int, tuple[int, ...]]) -> set[int]:
+    """Forward values that only the forward stores: a backward kernel computes them where it reads them.
+
+    A matrix product has them stored, but in the backward only pointwise kernels read them, and may as well read what
+    they are computed from: no more bytes, and fewer to save. So it is with an attention's weights after dropout: the
+    scores are there anyway. What backward operators read is brought up to date in `reads`.
+    """
+    joint, nodes = captured.joint, captured.nodes
+    readers = _readers(joint)
+    returned = {_behind_views(captured, i) for i in (*joint.results, *joint.updates, *joint.effects)}
+    needed_by: defaultdict[int, set[int]] = defaultdict(set)
+    for reader in joint.backward:
+        for read in reads[reader] if reader in stored else ():
+            needed_by[read].add(reader)
+    inlined: set[int] = set()
+    for i in reversed(joint.forward):
+        if i not in stored or i in returned or not needed_by[i] or not _is_pointwise(captured, i):
+            continue
+        size = tensor_bytes(nodes[i])
+        besides = [read for read in reads[i] if joint.ops[read].kind == "forward" and not needed_by[read]]
+        saves = sum(tensor_bytes(nodes[read]) for read in besides) < size
+        reads_little = sum(tensor_bytes(nodes[read]) for read in reads[i]) <= _WORTH_STORING * size
+        later = [nodes[reader] for reader in readers[i] if joint.ops[reader].kind == "backward"]
+        if saves and reads_little and all(map(_computes_inside, later)):
+            inlined.add(i)
+            for reader in needed_by.pop(i):
+                instead = (reads[i] if read == i else (read,) for read in reads[reader])
+                reads[reader] = tuple(dict.fromkeys(chain.from_iterable(instead)))
+                for read in reads[i]:
+                    needed_by[read].add(reader)
+    return inlined
+
+
+def _is_pointwise(captured: Captured, i: int) -> bool:
+    op, node = captured.joint.ops[i], captured.nodes[i]
+    return is_fusible(node) and not (is_reduction(node) or is_getitem(node) or op.is_view or op.random)
+
+
+def _computes_inside(node: fx.Node) -> bool:
+    """Whether what a node reads need not be in memory."""
+    return is_fusible(node) and _overload_packet(node) not in _WINDOWS | _WINDOWS_BACKWARD
 
 
 def _must_be_stored(captured: Captured) -> set[int]:
@@ -195,14 +240,14 @@ def _behind_views(captured: Captured, i: int) -> int:
     return i
 
 
-def _readers(joint: Joint) -> dict[int, int]:
-    """How many operators that are no views read each value, directly or through views."""
+def _readers(joint: Joint) -> dict[int, set[int]]:
+    """The operators that are no views and read a value, directly or through views."""
     found: dict[int, set[int]] = {op.index: set() for op in joint.ops}
     for op in reversed(joint.ops):
         through = found[op.index] if op.is_view else {op.index}
         for read in op.reads:
             found[read] |= through
-    return {i: len(readers) for i, readers in found.items()}
+    return found
 
 
 def _cone(captured: Captured, root: int, stored: set[int]) -> tuple[fx.Node, ...]:

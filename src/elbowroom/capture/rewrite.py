@@ -1,8 +1,8 @@
 """Rewrites of a traced graph before it is planned. None changes what is computed; each saves memory or time.
 
 Tracing makes everything functional and leaves marks of its own: detached aliases, copies that nobody overwrites,
-BatchNorm returning new statistics instead of updating its buffers, causal masks written out because a model cannot
-look at them while it is traced.
+values computed twice, BatchNorm returning new statistics instead of updating its buffers, causal masks written out
+because a model cannot look at them while it is traced.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten
 
 aten = torch.ops.aten
 
@@ -19,6 +20,7 @@ aten = torch.ops.aten
 def rewrite(graph: fx.Graph) -> list[fx.Node]:
     """Simplify a joint graph in place. Returns the nodes that must run for their effect on an input."""
     _drop_aliases(graph)
+    _compute_once(graph)
     _drop_unused_statistics(graph)
     _use_causal_flags(graph)
     effects = _update_in_place(graph)
@@ -29,7 +31,8 @@ def rewrite(graph: fx.Graph) -> list[fx.Node]:
 
 
 def rewrite_for_fusion(graph: fx.Graph) -> list[fx.Node]:
-    """The same for a graph whose kernels a compiler will write: it needs no help but with masks."""
+    """The same for a graph whose kernels a compiler will write: it needs less help."""
+    _compute_once(graph)
     _use_causal_flags(graph)
     effects = graph.find_nodes(op="call_function", target=aten.copy_.default)
     for node in reversed(list(graph.nodes)):
@@ -53,10 +56,44 @@ def _drop_aliases(graph: fx.Graph) -> None:
 
 
 def _reaches(returned: set[fx.Node], node: fx.Node) -> bool:
-    """Whether a view of the node's value is returned: then the caller gets a copy of its own, as written."""
+    """Whether the node's value or a view of it is returned: then the caller gets a copy of its own, as written."""
+    if node in returned:
+        return True
     storage = node.meta["val"].untyped_storage()._cdata
     values = (other.meta.get("val") for other in returned)
     return any(isinstance(v, torch.Tensor) and v.untyped_storage()._cdata == storage for v in values)
+
+
+def _compute_once(graph: fx.Graph) -> None:
+    """What is computed twice from the same values. Autocast casts what three layers read for each of them.
+
+    Not across forward and backward: whether the backward computes a value again is for the plan to say.
+    """
+    returned = set(graph.output_node().all_input_nodes)
+    known: dict[Any, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not _is_pure(node):
+            continue
+        leaves, layout = tree_flatten((node.args, node.kwargs))
+        when = node.meta.get("partitioner_tag")
+        first = known.setdefault((node.target, when, repr(layout), *((type(leaf), leaf) for leaf in leaves)), node)
+        if first is not node and not _reaches(returned, node) and not _reaches(returned, first):
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+
+
+def _is_pure(node: fx.Node) -> bool:
+    """Whether an operator of PyTorch's own returns a tensor that follows from those it reads.
+
+    What reads none (zeros, ranges) costs nothing to make when it is wanted.
+    """
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
+        return False
+    if not node.all_input_nodes:
+        return False
+    random = torch.Tag.nondeterministic_seeded in target.tags
+    return not random and not target._schema.is_mutable and isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _drop_unused_statistics(graph: fx.Graph) -> None:

@@ -71,7 +71,7 @@ def _try_alone(region: Region, budget: int, estimate: bool) -> None:
     from elbowroom.execute.trials import Trials
 
     captured = region.captured
-    room = room_within(budget, resident := _resident(region), captured.device)
+    room = room_within(budget, resident := _resident(region), captured.device, is_measured=True)
     measure_region(region, estimate)
     trials = Trials([region], [Planner(captured.joint, surroundings(region, loss_inside=False))])
     why = "nothing compiled fits"

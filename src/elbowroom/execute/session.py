@@ -299,8 +299,10 @@ class Session:
                 entry.plan = entry.instead.entries[key].plan
 
     def _found(self, entry: Entry, resident: Mapping[str, int]) -> list[Planned]:
-        room = room_within(self.settings.budget_bytes, resident, entry.regions[0].captured.device)
-        if self.settings.kernels == "inductor":
+        fused = self.settings.kernels == "inductor"
+        device = entry.regions[0].captured.device
+        room = room_within(self.settings.budget_bytes, resident, device, is_measured=fused)
+        if fused:
             return self._tried(entry, room, resident)
         with progress_bar("planning") as report:
             for planner in entry.planners:

@@ -54,10 +54,11 @@ def choose_kernels(wish: str, tensors: Iterable[Any], field: str = "kernels") ->
     return "inductor" if on_gpu and has_triton() else "torch"
 
 
-def room_within(budget: int, resident: Mapping[str, int], device: torch.device) -> int:
-    """Bytes that may be planned with."""
+def room_within(budget: int, resident: Mapping[str, int], device: torch.device, *, is_measured: bool = False) -> int:
+    """Bytes that may be planned with. A peak that is measured has the allocator's share in it already."""
     room = budget - sum(resident.values()) - MARGIN
-    return room - max(CUDA_MARGIN, int(room * CUDA_MARGIN_SHARE)) if device.type == "cuda" else room
+    share = 0 if is_measured else int(room * CUDA_MARGIN_SHARE)
+    return room - max(CUDA_MARGIN, share) if device.type == "cuda" else room
 
 
 def budget_for(peak: int, resident: Mapping[str, int], device: torch.device) -> int:

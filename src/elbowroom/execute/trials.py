@@ -30,6 +30,8 @@ from elbowroom.program import peak_in_a_row
 
 _TIMED = 3  # steps
 _CLOSE_ENOUGH = 0.95  # of the room: below that, another plan may be worth its compilation
+_AWAY = 0.003  # of the room, to stay away from it when a first plan has missed it
+_FAR_AWAY = 0.05  # the same when nothing has fit and only one more may be compiled
 _WORTH = 1.03  # times faster than launched
 _BUSY = 0.6  # of a step's time, for the host: below that it waits for the GPU, and a recording gains nothing
 
@@ -91,7 +93,7 @@ class Trials:
     def best(self, room: int, most: int, report: Callable[[float], None]) -> Tried | None:
         """The fastest measured within `room`, compiling at most so many; None if not even the lowest fits."""
         for attempt in range(most):
-            planned = self._next(room, last=attempt == most - 1 > 0)
+            planned = self._next(room, attempt, last=attempt == most - 1)
             if planned is None or self._is_known(planned):
                 break
             report(attempt / most)
@@ -100,25 +102,21 @@ class Trials:
             self.known += self._try(planned)
         return self._fitting(room)
 
-    def _next(self, room: int, *, last: bool) -> list[Planned] | None:
-        """What to compile next: what is predicted to be best, the lowest if nothing has fit, or a second opinion."""
+    def _next(self, room: int, attempt: int, *, last: bool) -> list[Planned] | None:
+        """What to compile next: what is predicted to be best, further from the edge each time.
+
+        If that is not new, or the last chance after far misses, the lowest.
+        """
         found = self._fitting(room)
         if found is not None and self._is_enough(found, room):
-            return self._runner_up(found, room)
-        planned = plan_together(list(self.planners), room - self._surplus(room))
-        if found is None and (planned is None or self._is_known(planned) or last):
+            return None
+        missed = found is None and last and attempt > 0
+        away = _FAR_AWAY if missed else attempt * _AWAY
+        planned = plan_together(list(self.planners), room - self._surplus(room) - int(away * room))
+        far_off = missed and self.least_bytes > (1 + _FAR_AWAY) * room
+        if found is None and (planned is None or far_off or self._is_known(planned)):
             return [planner.least for planner in self.planners]
         return planned
-
-    def _runner_up(self, found: Tried, room: int) -> list[Planned] | None:
-        """A plan that cuts the graph otherwise and is predicted to be as fast: only measuring tells which is faster.
-
-        For a CPU compiling takes longer, and the prediction is of kernels that are further from its own.
-        """
-        if len(self.planners) > 1 or self.regions[0].captured.device.type != "cuda":
-            return None
-        second = self.planners[0].runner_up(found.planned[0], room - self._surplus(room))
-        return None if second is None else [second]
 
     @property
     def least_bytes(self) -> int:
