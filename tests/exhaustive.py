@@ -11,7 +11,8 @@ from itertools import pairwise, product
 import numpy as np
 from numba import njit
 
-from elbowroom.problem import Chain, Join
+from elbowroom.problem import Chain, Join, Towers
+from elbowroom.schedule import Backward, Forward, Loss
 
 INF = 2**60
 
@@ -204,3 +205,116 @@ def sum_peak(sizes: list[int], checkpoints: list[int]) -> int:
     """003 Eq. 6."""
     segments = [sum(sizes[h + 1 : i]) for h, i in pairwise(checkpoints)]
     return sum(sizes[i] for i in checkpoints) + max(segments)
+
+
+def least_time_towers(problem: Towers, budget: int) -> float:
+    """The least time of any schedule of towers within a budget: Dijkstra over memory states."""
+    start = (None, tuple((frozenset({0}), frozenset()) for _ in problem.towers))
+    heap: list = [(0, 0, start)]
+    settled = set()
+    serial = 0
+    while heap:
+        cost, _, state = heapq.heappop(heap)
+        if state in settled:
+            continue
+        settled.add(state)
+        if state[0] is not None and not any(state[0]):
+            return cost
+        for extra, made, following in _tower_moves(problem, *state):
+            if _tower_bytes(problem, *state) + made <= budget and following not in settled:
+                serial += 1
+                heapq.heappush(heap, (cost + extra, serial, following))
+    return float("inf")
+
+
+def _tower_bytes(problem: Towers, gradients, held) -> int:
+    used = problem.resident_bytes
+    for k, (tower, (plain, saved)) in enumerate(zip(problem.towers, held, strict=True)):
+        used += sum(tower.output_bytes[i] for i in plain) + sum(tower.steps[i - 1].saved_bytes for i in saved)
+        if gradients is not None and (gradients[k] > 0 or tower.keep_gradient):
+            used += tower.gradient_bytes[gradients[k]]
+    return used
+
+
+def _tower_moves(problem: Towers, gradients, held):
+    """What it costs, what is in memory besides while it runs, and the state after."""
+
+    def put(k, plain, saved):
+        return (*held[:k], (frozenset(plain), frozenset(saved)), *held[k + 1 :])
+
+    for k, (tower, (plain, saved)) in enumerate(zip(problem.towers, held, strict=True)):
+        outputs, grads = tower.output_bytes, tower.gradient_bytes
+        for i in plain:
+            if i + 1 not in saved:
+                yield 0, 0, (gradients, put(k, plain - {i}, saved))
+        for i in saved:
+            if i + 1 not in saved or i in plain:
+                yield 0, 0, (gradients, put(k, plain, saved - {i}))
+        reach = len(tower) if gradients is None else gradients[k]
+        for i in (plain | saved) & set(range(reach)):
+            step = tower.steps[i]
+            if i + 1 in saved:
+                continue
+            if step.saved_bytes is not None:
+                made = step.saved_bytes + step.forward_overhead_bytes
+                yield step.forward_time, made, (gradients, put(k, plain - {i + 1}, saved | {i + 1}))
+            if i + 1 not in plain:
+                made = outputs[i + 1] + step.forward_overhead_bytes
+                yield step.forward_time, made, (gradients, put(k, plain | {i + 1}, saved))
+                if i in plain:
+                    over = outputs[i] if problem.in_place else 0
+                    made = max(0, outputs[i + 1] - over) + step.forward_overhead_bytes
+                    yield step.forward_time, made, (gradients, put(k, (plain - {i}) | {i + 1}, saved))
+        at = 0 if gradients is None else gradients[k]
+        if at > 0 and at - 1 in plain | saved:
+            step = tower.steps[at - 1]
+            if (step.saved_bytes is None) != (at in saved):
+                before, after = grads[at], grads[at - 1]
+                made = (max(0, after - before) if problem.in_place else after) + step.backward_overhead_bytes
+                moved = (*gradients[:k], at - 1, *gradients[k + 1 :])
+                yield step.backward_time, made, (moved, put(k, plain - {at - 1}, saved - {at}))
+    ready = all(len(t) in plain | saved for t, (plain, saved) in zip(problem.towers, held, strict=True))
+    if gradients is None and ready:
+        made, left = problem.loss_overhead_bytes, []
+        for tower, (plain, saved) in zip(problem.towers, held, strict=True):
+            over = tower.output_bytes[-1] if len(tower) in plain and problem.in_place else 0
+            made += max(0, tower.gradient_bytes[-1] - over)
+            left.append((plain - {len(tower)}, saved))
+        yield problem.loss_time, made, (tuple(map(len, problem.towers)), tuple(left))
+
+
+def nested_schedules(problem: Towers):
+    """Every schedule in which what is saved stays, and towers are reversed in the opposite order of forwards."""
+
+    def walk(k, p, q):
+        first = Forward((k + 1, p + 1), "input")
+        return [first, *(Forward((k + 1, i), "nothing") for i in range(p + 2, q + 1))]
+
+    def stretch(k, p, q):
+        own = problem.towers[k].steps[p]
+        every, back = Forward((k + 1, p + 1), "all"), Backward((k + 1, p + 1))
+        if q == p + 1:
+            yield [back] if own.saved_bytes is None else [every, back]
+            return
+        if own.saved_bytes is not None:
+            for rest in stretch(k, p + 1, q):
+                yield [every, *rest, back]
+        for i in range(p + 1, q):
+            for right in stretch(k, i, q):
+                for left in stretch(k, p, i):
+                    yield [*walk(k, p, i), *right, *left]
+
+    def meeting(at):
+        if all(p == len(t) for p, t in zip(at, problem.towers, strict=True)):
+            yield [Loss()]
+        for k, (p, tower) in enumerate(zip(at, problem.towers, strict=True)):
+            moved = [(*at[:k], q, *at[k + 1 :]) for q in range(p + 1, len(tower) + 1)]
+            if moved and tower.steps[p].saved_bytes is not None:
+                for rest in meeting(moved[0]):
+                    yield [Forward((k + 1, p + 1), "all"), *rest, Backward((k + 1, p + 1))]
+            for q, following in enumerate(moved, start=p + 1):
+                for rest in meeting(following):
+                    for own in stretch(k, p, q):
+                        yield [*walk(k, p, q), *rest, *own]
+
+    yield from meeting((0,) * len(problem.towers))

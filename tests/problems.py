@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from elbowroom.problem import Chain, Graph, Join, Node, Saving, Stage
+from elbowroom.problem import Chain, Graph, Join, Node, Saving, Stage, Step, Tower, Towers
 
 
 def random_chain(rng: Random, stages: int, *, alternatives: bool = False, any_gradients: bool = False) -> Chain:
@@ -83,3 +83,37 @@ def random_graph(rng: Random, nodes: int, density: float = 0.4) -> Graph:
     rng.shuffle(names)
     edges = [(names[i], names[j]) for j in range(nodes) for i in range(j) if rng.random() < density]
     return Graph(tuple(Node(f"v{v}", rng.randint(0, 5), rng.randint(0, 6)) for v in range(nodes)), tuple(edges))
+
+
+def random_towers(rng: Random, towers: int, longest: int, *, saves: bool | None = None) -> Towers:
+    """Small times and sizes; steps of both kinds unless told which."""
+
+    def step(i: int) -> Step:
+        output = rng.randint(0, 4)
+        kind = rng.random() < 0.5 if saves is None else saves
+        return Step(
+            f"s{i}",
+            rng.randint(0, 4),
+            rng.randint(0, 4),
+            output,
+            rng.randint(0, 4),
+            output + rng.randint(0, 4) if kind else None,
+            rng.randint(0, 2),
+            rng.randint(0, 2),
+            rng.randint(0, 3),
+        )
+
+    def tower() -> Tower:
+        steps = tuple(step(i) for i in range(rng.randint(0, longest)))
+        return Tower(rng.randint(0, 4), rng.randint(0, 4), steps, rng.randint(0, 1))
+
+    return Towers(tuple(tower() for _ in range(towers)), rng.randint(0, 3), rng.randint(0, 2), rng.randint(0, 1))
+
+
+def towers_like(join: Join) -> Towers:
+    """The same problem in bytes: every value takes one, and operations write over what they read last."""
+    step = Step("", join.forward_time, join.backward_time, 1, 1)
+    made = (
+        Tower(1, 1, (step,) * length, keep) for length, keep in zip(join.lengths, join.keep_gradients, strict=True)
+    )
+    return Towers(tuple(made), join.loss_time, in_place=1)

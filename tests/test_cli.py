@@ -61,7 +61,7 @@ def test_list(elbowroom):
     assert methods["join"] == ["join"]
     expected = "auto store-all sequential sqrt revolve persistent floating least-peak least-peak-quadratic"
     graphs = "lower-sets lower-sets-approx lower-sets-memory lower-sets-approx-memory lower-sets-chain chen acg milp"
-    assert set(methods) == {*expected.split(), *graphs.split(), "checkpoint-sum", "join", "equiv-chain"}
+    assert set(methods) == {*expected.split(), *graphs.split(), "checkpoint-sum", "join", "equiv-chain", "towers"}
     assert "persistent" in elbowroom("solve", "--list").out
 
 

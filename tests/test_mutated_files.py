@@ -36,13 +36,42 @@ JOIN = {
     "loss_time": 1,
     "keep_gradients": [0, 1],
 }
+TOWERS = {
+    "kind": "towers",
+    "towers": [
+        {
+            "input_bytes": 2,
+            "input_gradient_bytes": 2,
+            "keep_gradient": k,
+            "steps": [
+                {
+                    "name": f"s{i}",
+                    "forward_time": 1,
+                    "backward_time": 2.5,
+                    "output_bytes": 3,
+                    "gradient_bytes": 3,
+                    "saved_bytes": None,  # a number is as good
+                    "forward_overhead_bytes": 0,
+                    "backward_overhead_bytes": 1,
+                    "weight_bytes": 4,
+                }
+                for i in range(2)
+            ],
+        }
+        for k in range(2)
+    ],
+    "loss_time": 1,
+    "loss_overhead_bytes": 0,
+    "in_place": 0,
+    "shared_weights": 1,
+}
 GRAPH = {
     "kind": "graph",
     "nodes": [{"name": f"v{i}", "time": 1, "bytes": 4} for i in range(4)],
     "edges": [[0, 1], [1, 2], [0, 3]],
 }
 WHOLE = [["forward", i, "all"] for i in (1, 2, 3, 4)] + [["backward", i] for i in (4, 3, 2, 1)]
-PROBLEMS = {"chain": CHAIN, "join": JOIN, "graph": GRAPH, "plan": {**CHAIN, "schedule": WHOLE}}
+PROBLEMS = {"chain": CHAIN, "join": JOIN, "towers": TOWERS, "graph": GRAPH, "plan": {**CHAIN, "schedule": WHOLE}}
 OPTIONAL = {"name", "alternatives", "schedule"}
 
 NEGATIVE = [-1, -0.5, -(10**30), -1e300]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from elbowroom.errors import InputError
 from elbowroom.problem import Chain, Graph, Join, Node, Platform, Saving, Stage, problem_from_json
-from problems import byte_chain, random_chain, random_join
+from problems import byte_chain, random_chain, random_join, random_towers
 
 STAGE = {
     "name": "conv1",
@@ -43,7 +43,12 @@ def test_json_round_trip(data):
 @given(st.integers(0, 2**32))
 def test_random_problems_round_trip(seed):
     rng = Random(seed)
-    for problem in (random_chain(rng, 5, alternatives=True), byte_chain(rng, 3), random_join(rng, 3, 9)):
+    for problem in (
+        random_chain(rng, 5, alternatives=True),
+        byte_chain(rng, 3),
+        random_join(rng, 3, 9),
+        random_towers(rng, 2, 4),
+    ):
         assert problem_from_json(json.loads(json.dumps(problem.to_json()))) == problem
 
 
@@ -79,8 +84,8 @@ def without(data, field):
         ({**CHAIN, "stages": []}, "stages: is empty"),
         ({**CHAIN, "stages": "x"}, "stages: must be a list, not text"),
         (without(CHAIN, "input_bytes"), "input_bytes: missing"),
-        (without(CHAIN, "kind"), "kind: missing; one of chain, join, graph"),
-        ({**CHAIN, "kind": "tree"}, "kind: must be one of chain, join, graph, not 'tree'"),
+        (without(CHAIN, "kind"), "kind: missing; one of chain, join, towers, graph"),
+        ({**CHAIN, "kind": "tree"}, "kind: must be one of chain, join, towers, graph, not 'tree'"),
         ({**CHAIN, "kind": None}, "kind: must be one of"),
         (stage(output_bytes=2**59, saved_bytes=2**60), "stages: sizes add up to"),
         ({**JOIN, "lengths": []}, "lengths: is empty"),

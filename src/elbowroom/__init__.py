@@ -14,7 +14,19 @@ __version__ = "0.1.0"
 
 from elbowroom.errors import BudgetTooSmall, ElbowroomError, InputError, InvalidSchedule, Mismatch, Unplanned
 from elbowroom.plans import Plan
-from elbowroom.problem import Chain, Graph, Join, Node, Platform, Saving, Stage, problem_from_json
+from elbowroom.problem import (
+    Chain,
+    Graph,
+    Join,
+    Node,
+    Platform,
+    Saving,
+    Stage,
+    Step,
+    Tower,
+    Towers,
+    problem_from_json,
+)
 from elbowroom.schedule import simulate
 from elbowroom.solve import solve
 
@@ -39,6 +51,9 @@ __all__ = [
     "Platform",
     "Saving",
     "Stage",
+    "Step",
+    "Tower",
+    "Towers",
     "Unplanned",
     "fit",
     "graph_of",

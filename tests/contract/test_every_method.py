@@ -10,10 +10,11 @@ from elbowroom.errors import InputError
 from elbowroom.problem import Chain, Graph, Join, Node, Stage
 from elbowroom.schedule import simulate
 from elbowroom.solve import AUTO, METHODS, Options, Status, solve
-from problems import byte_chain, random_chain, random_graph, random_join
+from problems import byte_chain, random_chain, random_graph, random_join, random_towers
 
 CHAIN_METHODS = [name for name, method in METHODS.items() if "chain" in method.kinds]
 GRAPH_METHODS = [name for name, method in METHODS.items() if "graph" in method.kinds]
+TOWER_METHODS = [name for name, method in METHODS.items() if "towers" in method.kinds]
 JOIN_METHODS = [name for name, method in METHODS.items() if "join" in method.kinds]
 EXACT_CHAIN_METHODS = [name for name in CHAIN_METHODS if METHODS[name].exact]
 
@@ -159,6 +160,17 @@ def test_what_is_too_large_is_refused_at_once_and_auto_finds_a_way(problem, name
         check(problem, solve(problem, 10**9), 10**9)
         tight = least(problem, "sequential") * 11 // 10
         check(problem, solve(problem, tight), tight)
+
+
+@pytest.mark.parametrize("name", [*TOWER_METHODS, AUTO])
+def test_schedules_of_towers_are_what_they_claim(name):
+    rng = Random(21)
+    for _ in range(40):
+        problem = random_towers(rng, rng.randint(1, 3), 4)
+        floor = least(problem, "towers" if name == AUTO else name)
+        for budget in (floor, floor + 1, floor + 5, floor + 60):
+            check(problem, solve(problem, budget, name), budget)
+        assert floor == 0 or not solve(problem, floor - 1, name).feasible
 
 
 @pytest.mark.parametrize("name", ["join", "equiv-chain"])

@@ -7,7 +7,7 @@ from random import Random
 from elbowroom.errors import InvalidSchedule
 from elbowroom.problem import Graph, Node, Platform
 from elbowroom.schedule import Backward, Discard, Forward, Loss, Offload, Prefetch, simulate
-from problems import random_chain, random_join
+from problems import random_chain, random_join, random_towers
 
 SAVES = ("nothing", "input", "all", "all")
 WHATS = ("input", "all")
@@ -66,3 +66,18 @@ def test_random_lists_on_joins_and_graphs():
         graph = Graph(nodes, tuple((i, j) for i in range(3) for j in range(i + 1, 3) if rng.random() < 0.7))
         finished += grow(rng, graph, range(3), None, None) is not None
     assert finished > 50
+
+
+def test_random_lists_on_towers():
+    rng, finished = Random(3), 0
+    for _ in range(400):
+        problem = random_towers(rng, rng.randint(1, 2), 2)
+        positions = [(k, i) for k, t in enumerate(problem.towers, start=1) for i in range(1, len(t) + 1)] or [(1, 1)]
+        budget = rng.choice([None, rng.randint(5, 60)])
+        schedule = grow(rng, problem, positions, budget, None)
+        if schedule is not None:
+            finished += 1
+            result = simulate(problem, schedule, budget=budget)
+            assert budget is None or result.peak_bytes <= budget
+            assert min(span.bytes for span in result.spans) >= problem.resident_bytes
+    assert finished > 100

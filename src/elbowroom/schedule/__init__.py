@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elbowroom.errors import InputError
-from elbowroom.problem import Chain, Join, Platform, Problem
+from elbowroom.problem import Chain, Join, Platform, Problem, Towers
 from elbowroom.schedule.chain import simulate_chain
 from elbowroom.schedule.graph import simulate_graph
 from elbowroom.schedule.join import simulate_join
@@ -21,6 +21,7 @@ from elbowroom.schedule.operations import (
     show,
 )
 from elbowroom.schedule.simulation import Simulation, Span
+from elbowroom.schedule.towers import simulate_towers
 
 __all__ = [
     "Backward",
@@ -54,4 +55,6 @@ def simulate(
         raise InputError("bandwidth", "the host link is modelled for chains only")
     if isinstance(problem, Join):
         return simulate_join(problem, schedule, budget)
+    if isinstance(problem, Towers):
+        return simulate_towers(problem, schedule, budget)
     return simulate_graph(problem, schedule, budget)

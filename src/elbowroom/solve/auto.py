@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elbowroom.errors import InputError
-from elbowroom.problem import Chain, Graph, Join, Problem
+from elbowroom.problem import Chain, Graph, Join, Problem, Towers
 from elbowroom.solve.equiv_chain import EquivChain
 from elbowroom.solve.floating import Floating, row_count, work
 from elbowroom.solve.join import JoinOptimal, join_states, join_work
@@ -16,6 +16,7 @@ from elbowroom.solve.persistent import row_count as persistent_rows
 from elbowroom.solve.sequential import Sequential
 from elbowroom.solve.slots import CUSTOMARY, FEWEST, TABLE_BYTES, useful_bytes
 from elbowroom.solve.store_all import StoreAll
+from elbowroom.solve.towers import TowersNested
 
 AUTO = "auto"
 SUMMARY = "picks a method by problem and size, and says what it picked"
@@ -30,6 +31,8 @@ def choose(problem: Problem, budget: int | None, options: Options) -> tuple[Meth
         method, why = _for_chain(problem, budget, options)
     elif isinstance(problem, Join):
         method, why = _for_join(problem, budget)
+    elif isinstance(problem, Towers):
+        method, why = TowersNested(), "the one method for towers that recomputes"
     else:
         method, why = _for_graph(problem, budget, options)
     return method, f"auto picked {method.name} ({why}): "

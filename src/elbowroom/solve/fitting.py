@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from elbowroom.problem import Chain
+from elbowroom.problem import Problem
 from elbowroom.schedule import Operation, simulate
 from elbowroom.solve.method import Found, Status
 from elbowroom.solve.slots import Division
@@ -22,13 +22,13 @@ class Table(Protocol):
     def schedule(self, slots: int) -> tuple[Operation, ...]: ...
 
 
-def fit(chain: Chain, budget: int, division: Division, table: Table, greedy: tuple[Operation, ...]) -> Found:
+def fit(problem: Problem, budget: int, division: Division, table: Table, greedy: tuple[Operation, ...]) -> Found:
     """The fastest schedule found that fits in bytes; `greedy` is one that fits whatever the slots see."""
     notes = {"slots": division.slots, "slot_bytes": division.unit}
     if division.exact:
         return Found(table.schedule(division.slots), Status.OPTIMAL, table.time(division.slots), notes)
-    slots = _most_slots(chain, budget, division, table)
-    greedy_time = float(simulate(chain, greedy).time)
+    slots = _most_slots(problem, budget, division, table)
+    greedy_time = float(simulate(problem, greedy).time)
     if slots is None:
         return Found(greedy, Status.TIGHT, greedy_time, notes)
     if greedy_time < table.time(slots):
@@ -36,14 +36,14 @@ def fit(chain: Chain, budget: int, division: Division, table: Table, greedy: tup
     return Found(table.schedule(slots), Status.ROUNDED, table.time(slots), notes)
 
 
-def _most_slots(chain: Chain, budget: int, division: Division, table: Table) -> int | None:
+def _most_slots(problem: Problem, budget: int, division: Division, table: Table) -> int | None:
     """A bisection: with more slots the true peak rises, but for jitter that costs at most a better plan."""
     low = division.slots if table.time(division.slots) < float("inf") else None
     below, high = division.slots, division.slots + division.spare
     while below < high:
         middle = (below + high + 1) // 2
         finite = table.time(middle) < float("inf")
-        if not finite or simulate(chain, table.schedule(middle)).peak_bytes <= budget:
+        if not finite or simulate(problem, table.schedule(middle)).peak_bytes <= budget:
             below = middle
             low = middle if finite else low
         else:

@@ -25,6 +25,7 @@ from elbowroom.solve.revolve import Revolve
 from elbowroom.solve.sequential import Sequential
 from elbowroom.solve.sqrt import Sqrt
 from elbowroom.solve.store_all import StoreAll
+from elbowroom.solve.towers import TowersNested
 
 METHODS: dict[str, Method] = {
     method.name: method
@@ -40,6 +41,7 @@ METHODS: dict[str, Method] = {
         CheckpointSum(),
         JoinOptimal(),
         EquivChain(),
+        TowersNested(),
         LowerSets(),
         LowerSetsApprox(),
         LowerSetsMemory(),
