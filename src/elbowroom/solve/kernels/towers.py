@@ -4,8 +4,8 @@ Two tables. `fill_tower` is 001 Theorem 6 for one tower: R(p, q, m) is the least
 the activation at p, which is not counted, with m slots besides. `fill_meeting` generalizes 001 Theorem 3: a state is
 the position that each tower has reached for good. One of them moves on: either its next step saves all, or it walks
 to a later position and keeps only where it started, to reverse that stretch alone when all later steps of all towers
-are done. An activation inside a saved set stays until that step's backward; one on its own is free when the step after
-it is done. Which of the two a tower stands on is part of the state (`inside`, one bit per tower).
+are done. An activation inside a saved set stays until that step's backward; one on its own is free when the step
+after it is done. Which of the two a tower stands on is part of the state (`inside`, one bit per tower).
 """
 
 from __future__ import annotations
