@@ -34,9 +34,10 @@ def loop(monkeypatch):
     def plan_together(planners, room):
         return [planned(min(MOST, room))] if room >= LEAST else None
 
-    def make(measured=lambda size: size, time=lambda size: MOST - size):
+    def make(measured=lambda size: size, time=lambda size: MOST - size, device="cpu"):
+        captured = SimpleNamespace(device=SimpleNamespace(type=device))
         planner = SimpleNamespace(least=planned(LEAST))
-        found = Trials([SimpleNamespace(release=lambda: None)], [planner])
+        found = Trials([SimpleNamespace(release=lambda: None, captured=captured)], [planner])
         found.compiled = []
 
         def attempt(plans):
@@ -60,6 +61,14 @@ def test_a_plan_that_holds_is_compiled_once(loop):
     assert best(found, 60).peak_bytes == 60
     assert best(found, 60).peak_bytes == 60
     assert found.compiled == [60]
+
+
+@pytest.mark.parametrize(("device", "first"), [("cuda", 57), ("cpu", 60)])
+def test_on_a_gpu_the_first_plan_leaves_the_allocator_its_share(loop, monkeypatch, device, first):
+    monkeypatch.setattr(trials, "CUDA_MARGIN_SHARE", 0.05)
+    found = loop(device=device)
+    best(found, 60)
+    assert found.compiled == [first]
 
 
 def test_with_room_for_everything_nothing_else_is_tried(loop):

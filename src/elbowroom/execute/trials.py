@@ -23,6 +23,7 @@ from elbowroom.capture.joint_graph import made_real
 from elbowroom.execute.fused import Fused, inductors_layout
 from elbowroom.execute.recording import LOG, Recording, recordable
 from elbowroom.execute.region import Region
+from elbowroom.execute.settings import CUDA_MARGIN_SHARE
 from elbowroom.measuring.memory import garbage_collected, measure
 from elbowroom.measuring.ops import cuda_seconds, made_up
 from elbowroom.planning import Planned, Planner, peak_together, plan_together
@@ -146,9 +147,11 @@ class Trials:
         return [tried for tried in self.known if tried.recorded == self._recording_pays]
 
     def _surplus(self, room: int) -> int:
-        """What measurement added to the prediction, in the trial nearest to this room."""
+        """What measurement added to the prediction, in the trial nearest to this room; before any, the allocator's."""
         nearest = min(self._of_use, key=lambda tried: abs(tried.peak_bytes - room), default=None)
-        return 0 if nearest is None else nearest.surplus
+        if nearest is not None:
+            return nearest.surplus
+        return int(CUDA_MARGIN_SHARE * room) if self.regions[0].captured.device.type == "cuda" else 0
 
     def _try(self, planned: list[Planned]) -> list[Tried]:
         trials = []
