@@ -8,14 +8,16 @@ from random import Random
 import pytest
 
 from elbowroom.problem import Chain
+from elbowroom.schedule import simulate
 from elbowroom.solve import METHODS, Options, solve
 from elbowroom.solve.kernels.persistent import TILE
+from elbowroom.solve.persistent import Sweep
 from problems import byte_chain, random_chain
 
 INF = float("inf")
 
 
-def theorem_six(chain: Chain):
+def theorem_six(chain: Chain, last_times=None):
     """C(s, t, m) in bytes, recursively: no slots, no tiles, no pruning."""
     a, d = chain.output_bytes, chain.gradient_bytes
 
@@ -29,7 +31,8 @@ def theorem_six(chain: Chain):
             backward = way.saved_bytes + d[s] + d[s - 1] + way.backward_overhead_bytes
             if m >= max(forward, backward):
                 rest = least_time(s + 1, t, m - way.saved_bytes) if t > s else 0
-                best = min(best, way.forward_time + way.backward_time + rest)
+                own = way.forward_time + way.backward_time
+                best = min(best, own + rest if t > s or last_times is None else last_times[s - 1])
         passed = 0.0
         for split in range(s, t):
             own_input = a[split - 1] if split > s else 0
@@ -54,6 +57,20 @@ def test_the_table_is_theorem_six(stages):
     for budget in (floor - 1, floor, floor + 3, floor + 11, (floor + everything) // 4):
         result = solve(chain, budget, "persistent", slots=max(1, budget))
         assert (result.time if result.feasible else INF) == expected(budget)
+
+
+@pytest.mark.parametrize("stages", [5, TILE + 3])
+def test_stages_run_right_before_their_backward_may_take_less(stages):
+    rng = Random(stages)
+    chain = random_chain(rng, stages, alternatives=True)
+    last_times = [min(w.forward_time + w.backward_time for w in s.ways) * rng.random() for s in chain.stages]
+    expected = theorem_six(chain, last_times)
+    everything = METHODS["store-all"].least_budget(chain, Options())
+    sweep = Sweep(chain, everything, slots=everything, last_times=last_times)
+    floor = sweep.least_bytes
+    for budget in (floor, floor + (everything - floor) // 5, floor + (everything - floor) // 2):
+        assert sweep._table.time(budget) == pytest.approx(expected(budget), rel=1e-12)
+        assert simulate(chain, sweep.schedule(budget)).peak_bytes <= budget
 
 
 def test_floating_is_between_persistent_and_nothing_on_longer_chains():

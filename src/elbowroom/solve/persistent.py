@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, final
 
@@ -63,17 +63,20 @@ class Sweep:
     """Schedules of one chain for any budget up to `most_bytes`, all from one table.
 
     Finer than solving once per budget is cheap: a planner that checks schedules against something more exact than
-    the chain asks for many.
+    the chain asks for many. It may also know better what a stage takes that is run again right before its backward
+    (`last_times`): nobody wants its output then.
     """
 
-    def __init__(self, chain: Chain, most_bytes: int, slots: int | None = None) -> None:
+    def __init__(
+        self, chain: Chain, most_bytes: int, slots: int | None = None, last_times: Sequence[float] | None = None
+    ) -> None:
         self.chain = chain
         self.useful_bytes = useful_bytes(chain)
         self.most_bytes = min(most_bytes, self.useful_bytes)
         self.least_bytes = least_budget(chain, save_early=True)
         n = len(chain)
         self._division = divide(chain, self.most_bytes, slots, rows=row_count(n), steps=n**3 / 6)
-        self._costs = costs_of(chain, self._division.unit)
+        self._costs = costs_of(chain, self._division.unit, last_times)
         self._reach = _reach(self._costs)
         self._table = _Table(self._costs, self._reach, True, self._division.slots, lambda part: None)
 
@@ -122,7 +125,8 @@ class _Table:
             if rest < 0 or m < slots_up(self.costs, need_all(self.costs, way, s, t)):
                 continue
             after = self.rows[row_of(s + 1, t, self.n), rest] if t > s else 0.0
-            if self.costs.way_time[way] + after == value:
+            time = self.costs.way_time[way] if t > s else self.costs.last_time[way]
+            if time + after == value:
                 return "save", way, rest
         for split in range(s, t):
             rest = m - int(self.costs.output_slots[split])

@@ -6,6 +6,7 @@ numbered first_way[s] to first_way[s + 1] − 1 across the whole chain.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,15 +29,20 @@ class Costs(NamedTuple):
     over_f: Ints
     over_b: Ints
     way_time: Floats  # forward and backward together
+    last_time: Floats  # per way: the same when the backward follows at once and nobody wants the output
 
 
-def costs_of(chain: Chain, unit: int) -> Costs:
-    """The chain's numbers; sizes round up to whole slots, so what fits in slots fits in bytes."""
+def costs_of(chain: Chain, unit: int, last_times: Sequence[float] | None = None) -> Costs:
+    """The chain's numbers; sizes round up to whole slots, so what fits in slots fits in bytes.
+
+    `last_times` has for each stage what it takes to run it and at once its backward, if that is less than both.
+    """
     stages = chain.stages
     ways = [stage.ways for stage in stages]
     flat = [way for stage_ways in ways for way in stage_ways]
     output = np.array(chain.output_bytes, dtype=np.int64)
     forward_time = np.array([0, *(stage.forward_time for stage in stages)], dtype=np.float64)
+    way_time = np.array([way.forward_time + way.backward_time for way in flat], dtype=np.float64)
     return Costs(
         unit=unit,
         output=output,
@@ -49,7 +55,8 @@ def costs_of(chain: Chain, unit: int) -> Costs:
         saved=np.array([way.saved_bytes for way in flat], dtype=np.int64),
         over_f=np.array([way.forward_overhead_bytes for way in flat], dtype=np.int64),
         over_b=np.array([way.backward_overhead_bytes for way in flat], dtype=np.int64),
-        way_time=np.array([way.forward_time + way.backward_time for way in flat], dtype=np.float64),
+        way_time=way_time,
+        last_time=way_time if last_times is None else np.repeat(np.float64(last_times), [len(w) for w in ways]),
     )
 
 

@@ -88,7 +88,7 @@ def try_save(costs: Costs, way: int, s: int, t: int, table: Floats, first: Ints)
     need = slots_up(costs, need_all(costs, way, s, t))
     if t == s:
         for m in range(min(need, len(best)), len(best)):
-            best[m] = min(best[m], costs.way_time[way])
+            best[m] = min(best[m], costs.last_time[way])
         return
     rest = row_of(s + 1, t, n)
     shift = slots_up(costs, costs.saved[way])
