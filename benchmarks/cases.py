@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, interpolate
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,28 @@ def token_loss(output: Any, target: torch.Tensor) -> torch.Tensor:
     """Of each next token."""
     logits = output.logits
     return cross_entropy(logits[:, :-1].reshape(-1, logits.size(-1)).float(), target[:, 1:].reshape(-1))
+
+
+def sequence_loss(output: Any, target: torch.Tensor) -> torch.Tensor:
+    """Of each token, the inputs being shifted already."""
+    return cross_entropy(output.logits.flatten(0, 1).float(), target.flatten())
+
+
+def two_losses(outputs: tuple[torch.Tensor, torch.Tensor], target: torch.Tensor) -> torch.Tensor:
+    """Zhao et al. 2017: the auxiliary head counts 0.4."""
+    main, auxiliary = outputs
+    return image_loss(main, target) + 0.4 * image_loss(auxiliary, target)
+
+
+def contrastive_loss(output: Any, target: torch.Tensor) -> torch.Tensor:
+    """Of every text among all images, and the other way round."""
+    logits = output.logits_per_text.float()
+    return (cross_entropy(logits, target) + cross_entropy(logits.T, target)) / 2
+
+
+def triplet_loss(outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], margin: torch.Tensor) -> torch.Tensor:
+    anchor, positive, negative = (output.float() for output in outputs)
+    return ((anchor - positive).norm(dim=1) - (anchor - negative).norm(dim=1) + margin).relu().mean()
 
 
 def images(
@@ -153,6 +175,83 @@ def convolution(a: int, b: int, stride: int = 1) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(a, b, 3, stride, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU(inplace=True))
 
 
+def pspnet(batch: int, side: int = 480, classes: int = 21) -> Case:
+    """On a ResNet-50 that stays at an eighth of the resolution."""
+    import torchvision
+
+    dilation = {"replace_stride_with_dilation": [False, True, True]}
+    body = torchvision.models.resnet50(weights=None, **dilation)
+    stem = nn.Sequential(body.conv1, body.bn1, body.relu, body.maxpool)
+    early, late = [stem, body.layer1, body.layer2, body.layer3], body.layer4
+    blocks = [block for layer in (body.layer1, body.layer2, body.layer3, body.layer4) for block in layer]
+    return segments(PSPNet(nn.Sequential(*early), late, 1024, 2048, classes), batch, side, classes, blocks)
+
+
+def tiny_pspnet() -> Case:
+    early, late = nn.Sequential(twice(3, 16), nn.MaxPool2d(2), twice(16, 32), twice(32, 32)), twice(32, 64)
+    return segments(PSPNet(early, late, 32, 64, 10), 4, 48, 10, [*early, late])
+
+
+def segments(model: nn.Module, batch: int, side: int, classes: int, blocks: Sequence[nn.Module]) -> Case:
+    pictures, labels = torch.randn(batch, 3, side, side), torch.randint(classes, (batch, side, side))
+    return Case(model, (pictures,), labels, two_losses, {"block": blocks})
+
+
+class PSPNet(nn.Module):
+    """Zhao et al. 2017: averages over 1, 4, 9 and 36 parts of the image beside what they are taken of; two heads."""
+
+    def __init__(self, early: nn.Module, late: nn.Module, middle: int, width: int, classes: int) -> None:
+        super().__init__()
+        self.early, self.late = early, late
+        self.pooled = nn.ModuleList(
+            nn.Sequential(nn.AdaptiveAvgPool2d(parts), nn.Conv2d(width, width // 4, 1), nn.ReLU(inplace=True))
+            for parts in (1, 2, 3, 6)
+        )
+        self.head = nn.Sequential(convolution(2 * width, width // 4), nn.Conv2d(width // 4, classes, 1))
+        self.auxiliary = nn.Sequential(convolution(middle, middle // 4), nn.Conv2d(middle // 4, classes, 1))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        middle = self.early(x)
+        features = self.late(middle)
+        averages = [larger(pool(features), features) for pool in self.pooled]
+        main = self.head(torch.cat([features, *averages], 1))
+        return larger(main, x), larger(self.auxiliary(middle), x)
+
+
+def larger(image: torch.Tensor, as_large_as: torch.Tensor) -> torch.Tensor:
+    return interpolate(image, as_large_as.shape[2:], mode="bilinear", align_corners=False)
+
+
+def triplet(batch: int, side: int = 224) -> Case:
+    import torchvision
+
+    body = torchvision.models.resnet50(weights=None, num_classes=128)
+    blocks = [block for layer in (body.layer1, body.layer2, body.layer3, body.layer4) for block in layer]
+    return triplets(body, batch, side, blocks)
+
+
+def tiny_triplet() -> Case:
+    units = [convolution(a, b) for a, b in pairwise((3, 16, 16, 32, 32))]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 16)]
+    return triplets(nn.Sequential(*units, *head), 4, 32, units)
+
+
+def triplets(tower: nn.Module, batch: int, side: int, blocks: Sequence[nn.Module]) -> Case:
+    pictures = tuple(torch.randn(batch, 3, side, side) for _ in range(3))
+    return Case(Siamese(tower), pictures, torch.full((batch,), 0.2), triplet_loss, {"block": blocks})
+
+
+class Siamese(nn.Module):
+    """One tower on several images."""
+
+    def __init__(self, tower: nn.Module) -> None:
+        super().__init__()
+        self.tower = tower
+
+    def forward(self, *pictures: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(self.tower(picture) for picture in pictures)
+
+
 def gpt2(layers: int, width: int, heads: int, batch: int, length: int, vocabulary: int = 50257) -> Case:
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -185,6 +284,48 @@ def bert(layers: int, width: int, heads: int, batch: int, length: int) -> Case:
     return Case(model, (tokens,), tokens.clone(), token_loss, {"block": list(model.bert.encoder.layer)})
 
 
+def clip(
+    layers: int,
+    widths: tuple[int, int],
+    batch: int,
+    side: int = 224,
+    patch: int = 16,
+    length: int = 77,
+    vocabulary: int = 49_408,
+) -> Case:
+    """`widths` of the text's and the images' tower; heads are 64 wide, as OpenAI's."""
+    from transformers import CLIPConfig, CLIPModel
+
+    depth = {"num_hidden_layers": layers}
+    text, vision = (
+        {**depth, "hidden_size": width, "intermediate_size": 4 * width, "num_attention_heads": width // 64}
+        for width in widths
+    )
+    end = vocabulary - 1
+    text |= {"vocab_size": vocabulary, "max_position_embeddings": length, "bos_token_id": 0, "eos_token_id": end}
+    vision |= {"image_size": side, "patch_size": patch}
+    config = CLIPConfig(text_config=text, vision_config=vision, attn_implementation="sdpa")
+    model = CLIPModel(config)
+    tokens = torch.randint(1, end, (batch, length))
+    tokens[:, -1] = end  # where the text's embedding is read
+    blocks = [*model.text_model.encoder.layers, *model.vision_model.encoder.layers]
+    inputs = tokens, torch.randn(batch, 3, side, side)
+    return Case(model, inputs, torch.arange(batch), contrastive_loss, {"block": blocks})
+
+
+def t5(layers: int, width: int, heads: int, inner: int, batch: int, length: int, vocabulary: int = 32_128) -> Case:
+    """As many tokens in as out."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    shape = {"d_model": width, "d_kv": width // heads, "d_ff": inner, "num_heads": heads, "vocab_size": vocabulary}
+    depth = {"num_layers": layers, "num_decoder_layers": layers, "dropout_rate": 0.0}
+    model = T5ForConditionalGeneration(T5Config(**shape, **depth, use_cache=False, decoder_start_token_id=0))
+    tokens, target = torch.randint(1, vocabulary, (2, batch, length))
+    shifted = torch.cat([torch.zeros_like(target[:, :1]), target[:, :-1]], 1)
+    inputs = tokens, torch.ones_like(tokens), shifted
+    return Case(model, inputs, target.clone(), sequence_loss, {"block": [*model.encoder.block, *model.decoder.block]})
+
+
 def tiny_cnn() -> Case:
     widths = 3, 16, 16, 16, 32, 32, 32, 64, 64
     units = [convolution(a, b, 1 + (b > a > 3)) for a, b in pairwise(widths)]
@@ -208,4 +349,19 @@ MODELS: dict[str, Callable[[], Case]] = {
 TINY_MODELS: dict[str, Callable[[], Case]] = {
     "tiny-cnn": tiny_cnn,
     "tiny-gpt2": partial(gpt2, 4, 64, 2, 4, 64, 256),
+}
+# Networks that are no chains: long skips, towers, several losses, an encoder that a decoder reads.
+GRAPH_MODELS: dict[str, Callable[[], Case]] = {
+    "unet": MODELS["unet"],
+    "pspnet": partial(pspnet, 16),
+    "clip_b16": partial(clip, 12, (512, 768), 128),
+    "triplet": partial(triplet, 48),
+    "t5-base": partial(t5, 12, 768, 12, 3072, 16, 384),
+}
+TINY_GRAPH_MODELS: dict[str, Callable[[], Case]] = {
+    "tiny-unet": partial(unet, 4, 64, (8, 16, 32), 10),
+    "tiny-pspnet": tiny_pspnet,
+    "tiny-clip": partial(clip, 3, (64, 64), 16, 32, 4, 32, 256),
+    "tiny-triplet": tiny_triplet,
+    "tiny-t5": partial(t5, 2, 64, 4, 128, 4, 32, 256),
 }

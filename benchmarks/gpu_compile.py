@@ -5,42 +5,30 @@
 
 For each model first the peers (`torch.compile` of model and loss; the same with PyTorch's own
 `activation_memory_budget`; the same with the first blocks under `checkpoint`), then elbowroom within the memory of
-each of them, and within less than any reaches. Compiling takes minutes, so every cell has a process of its own and
-`--jobs` of them compile side by side, of all models named, as long as the GPU's memory holds them; whoever measures
-stops all others meanwhile (gate.py). With `--alone`, `torch.compile` and a first fit are run before, one after the
+each of them, and within less than any reaches. Cells compile side by side and are measured alone (cells.py, where it
+says what a step and its peak are). With `--alone`, `torch.compile` and a first fit are run before, one after the
 other, to compare how long they take to compile. A run that was cut short goes on with `--with` and its `--json`.
-
-A step is forward, loss and backward under bf16 autocast, gradients set to None before. Its peak is the most allocated
-at once above parameters, their gradients, buffers and the batch. Caches are empty when a run begins; its cells share
-them.
+Caches are empty when a run begins; its cells share them.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import operator
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from threading import Condition
 from typing import Any
 
 import gpu_fit
 import torch
 from cases import MODELS, TINY_MODELS, Case
-from gate import Gate
-from gpu_fit import MIB, Book, Cpu, Gpu, Row, checkpointed, fastest, mib, said
+from cells import Bench, Cell, Floor, add_options, measure_alone, rows_of, run_cell, run_fitted
+from gpu_fit import MIB, Book, Cpu, Gpu, Row, checkpointed, fastest, mib
 from torch._functorch import config as functorch_config
 
 RATIOS = (0.5, 0.2, 0.05)
@@ -49,50 +37,37 @@ EXTRA_MIB = {"gpt2-medium": (8192, 6500), "resnet101": (1800,)}  # lower than an
 PLAIN, FIRST = "torch.compile", "elbowroom, first fit"
 ALONE = 0.6  # of what `torch.compile` takes, for the fit that is timed alone
 NOISE = 0.02
-CONTEXT_BYTES = 700 * MIB  # of GPU memory that a process takes for itself
-PEER_BYTES = 8 << 30  # a guess, not known before it ran; it holds its memory only at its end
-MOST_BYTES = 64 << 30  # for a second try
 
 
 def main() -> int:
     options = parse()
     if options.cell:
-        return run_cell(Cell(**json.loads(options.cell)), options)
+        return run_cell(options, TINY_MODELS if options.tiny else MODELS, run)
     if options.show:
-        rows = [Row(**row) for path in options.show for row in json.loads(path.read_text())["rows"]]
-        return finish(rows, options.plot)
+        return finish(rows_of(*options.show), options.plot)
     if not options.tiny and not torch.cuda.is_available():
         print("gpu_compile: there is no CUDA device here; --tiny tries the script on the CPU", file=sys.stderr)
         return 2
     book = Book(gpu_fit.facts(Cpu() if options.tiny else Gpu()), options.json)
     print(", ".join(f"{name} {value}" for name, value in book.facts.items()), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        run_models(Floor(options, Path(folder)), options, book)
+        run_models(Floor(__file__, options, Path(folder)), options, book)
     return finish(book.rows, options.plot)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", metavar="NAME", default=[], help="which; compiling takes minutes each")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all rows here, as they come")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="time over memory, peers and ours")
-    parser.add_argument("--reps", type=int, default=20, help="timed steps of each cell")
-    parser.add_argument("--jobs", type=int, default=8, help="cells that compile side by side")
     parser.add_argument("--alone", action="store_true", help="also time compiling, with nothing beside it")
     parser.add_argument("--peers", nargs="*", choices=("compile", "budget", "blocks"), help="only these kinds")
     parser.add_argument("--extra", nargs="*", type=float, metavar="MIB", help="rooms for ours besides the peers'")
     parser.add_argument("--only-peers", action="store_true", help="leave ours for another run on the same machine")
-    parser.add_argument(
-        "--with", dest="known", type=Path, metavar="FILE", help="an earlier run's --json, to go on with"
-    )
-    parser.add_argument("--tiny", action="store_true", help="small models on the CPU, to try the script")
-    parser.add_argument("--show", nargs="+", type=Path, metavar="FILE", help="the table of earlier --json files")
-    parser.add_argument("--cell", help=argparse.SUPPRESS)
-    parser.add_argument("--gate", type=Path, help=argparse.SUPPRESS)
+    add_options(parser)
     options = parser.parse_args()
     known = TINY_MODELS if options.tiny else MODELS
     options.models = options.models or (list(known) if options.tiny else [])
-    options.known = [Row(**row) for row in json.loads(options.known.read_text())["rows"]] if options.known else []
+    options.known = rows_of(options.known) if options.known else []
     if unknown := set(options.models) - set(known):
         parser.error(f"--models: no model {min(unknown)!r}; known: {', '.join(known)}")
     if not options.models and not options.show and not options.cell:
@@ -102,19 +77,7 @@ def parse() -> argparse.Namespace:
     return options
 
 
-# --- cells, side by side -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One way to take a step of a model. `setting` is the peer's ratio or share; ours have a room in bytes."""
-
-    model: str
-    how: str
-    kind: str
-    setting: float | None = None
-    room_bytes: int | None = None
-    held_bytes: int = PEER_BYTES
+# --- cells ---------------------------------------------------------------------------------------------------
 
 
 def run_models(floor: Floor, options: argparse.Namespace, book: Book) -> None:
@@ -158,130 +121,11 @@ def against(peers: Sequence[Row], row: Row) -> Row:
     return replace(row, best_peer=best and best.how, vs_peer=best.ms / row.ms if best and row.ms else None)
 
 
-class Floor:
-    """Where cells work side by side, each in a process of its own: no more than there are jobs and memory for."""
-
-    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        self.options = options
-        self.folder = folder
-        self.free = options.jobs, (torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else sys.maxsize)
-        self.changed = Condition()
-
-    def run_all(self, cells: Sequence[Cell], known: Mapping[str, Row]) -> Iterator[Row]:
-        """In the order in which they end, those known first."""
-        waiting = [cell for cell in cells if cell.how not in known]
-        yield from (known[cell.how] for cell in cells if cell.how in known)
-        if waiting:
-            with ThreadPoolExecutor(len(waiting)) as pool:
-                yield from (
-                    future.result() for future in as_completed(pool.submit(self.run, cell) for cell in waiting)
-                )
-
-    def run(self, cell: Cell) -> Row:
-        row = self._run(cell)
-        if (row.error or "out of memory" in row.note) and cell.held_bytes < MOST_BYTES:  # too many beside it
-            row = self._run(replace(cell, held_bytes=MOST_BYTES))
-        return row
-
-    def _run(self, cell: Cell) -> Row:
-        with self._place(cell):
-            process = self._start(cell)
-            printed = process.communicate()[0].strip().splitlines() or [""]
-        try:
-            return Row(**json.loads(printed[-1]))
-        except (ValueError, TypeError):
-            return Row(cell.model, cell.how, cell.kind, cell.room_bytes, error=" | ".join(printed[-3:])[:500])
-
-    @contextmanager
-    def _place(self, cell: Cell) -> Iterator[None]:
-        need = 1, cell.held_bytes + CONTEXT_BYTES
-        with self.changed:
-            self.changed.wait_for(lambda: self._is_empty or all(map(operator.le, need, self.free)))
-            self._take(need)
-        try:
-            yield
-        finally:
-            with self.changed:
-                self._take((-1, -need[1]))
-                self.changed.notify_all()
-
-    @property
-    def _is_empty(self) -> bool:
-        return self.free[0] == self.options.jobs
-
-    def _take(self, need: tuple[int, int]) -> None:
-        self.free = self.free[0] - need[0], self.free[1] - need[1]
-
-    def _start(self, cell: Cell) -> subprocess.Popen:
-        command = [sys.executable, __file__, "--cell", json.dumps(asdict(cell)), "--gate", str(self.folder)]
-        command += ["--reps", str(self.options.reps), *(["--tiny"] if self.options.tiny else [])]
-        settings = {"TORCHINDUCTOR_CACHE_DIR": f"{self.folder}/inductor", "TRITON_CACHE_DIR": f"{self.folder}/triton"}
-        if cell.kind != "alone":
-            threads = max(2, 2 * (os.cpu_count() or 1) // self.options.jobs)
-            settings["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
-        return subprocess.Popen(
-            command, env={**os.environ, **settings}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-
-
-# --- one cell ------------------------------------------------------------------------------------------------
-
-
-def run_cell(cell: Cell, options: argparse.Namespace) -> int:
-    """In a process of its own; the last line printed is the row."""
-    gate = Gate(options.gate)
-    gate.enter()
-    device = Cpu() if options.tiny else Gpu()
-    torch.manual_seed(0)
-    try:
-        with torch.device(device.kind):
-            case = (TINY_MODELS if options.tiny else MODELS)[cell.model]()
-        case.model.train()
-        ours = cell.kind == "ours" or cell.how == FIRST
-        row = (run_ours if ours else run_peer)(Bench(case, device, gate, options.reps), cell)
-    except Exception as failure:
-        row = Row(cell.model, cell.how, cell.kind, cell.room_bytes, error=said(failure))
-    print(json.dumps(asdict(row)), flush=True)
-    os._exit(0)  # compiler processes need not be waited for
-
-
-@dataclass
-class Bench:
-    case: Case
-    device: Any
-    gate: Gate
-    reps: int
-
-    def __post_init__(self) -> None:
-        """Parameters, buffers, batch as they are, and gradients to come."""
-        for parameter in self.case.model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        self.resident_bytes = self.device.resident_bytes(self.case)
-        for parameter in self.case.model.parameters():
-            parameter.grad = None
-
-    def first(self, call: Callable[..., torch.Tensor]) -> float:
-        """Seconds that the first step takes."""
-        started = time.perf_counter()
-        with memory_handed_back():
-            self.step(call)
-            if self.device.kind == "cuda":
-                torch.cuda.synchronize()
-            return time.perf_counter() - started
-
-    def measure(self, call: Callable[..., torch.Tensor]) -> dict[str, Any]:
-        """What a step costs. Whatever is allocated besides the resident state counts, between steps, too."""
-        with alone(self.gate):
-            cost = self.device.measure(partial(self.step, call), self.case, self.reps)
-        peak = cost.resident_bytes + cost.peak_bytes - self.resident_bytes
-        return {**vars(cost), "resident_bytes": self.resident_bytes, "peak_bytes": peak}
-
-    def step(self, call: Callable[..., torch.Tensor]) -> None:
-        for parameter in self.case.model.parameters():
-            parameter.grad = None
-        with self.device.autocast():
-            loss = call(*self.case.inputs, self.case.target)
-        loss.backward()
+def run(bench: Bench, cell: Cell) -> Row:
+    if cell.kind != "ours" and cell.how != FIRST:
+        return run_peer(bench, cell)
+    measure_alone(bench.gate)
+    return run_fitted(bench, cell)[0]
 
 
 def run_peer(bench: Bench, cell: Cell) -> Row:
@@ -300,80 +144,6 @@ def peer_setting(case: Case, cell: Cell) -> Any:
         blocks = next(iter(case.blocks.values()))
         return checkpointed(blocks[: round(cell.setting * len(blocks))])
     return nullcontext()
-
-
-def run_ours(bench: Bench, cell: Cell) -> Row:
-    from elbowroom.api import fit
-
-    measure_alone(bench.gate)
-    case, device = bench.case, bench.device
-    budget = bench.resident_bytes + cell.room_bytes
-    started = time.perf_counter()
-    with device.autocast(), warnings.catch_warnings(record=True) as said_so:
-        model = fit(case.model, *case.inputs, case.target, budget=budget, loss=case.loss, kernels="inductor")
-    seconds = time.perf_counter() - started + bench.first(model)
-    cost = bench.measure(model)
-    (entry,) = model.elbowroom.entries.values()
-    plan = entry.plan
-    return Row(
-        cell.model,
-        cell.how,
-        cell.kind,
-        cell.room_bytes,
-        plan.budget_bytes,
-        **cost,
-        predicted_bytes=plan.peak_bytes - bench.resident_bytes,
-        within_budget=bench.resident_bytes + cost["peak_bytes"] <= plan.budget_bytes,
-        seconds=seconds,
-        note=" ".join([how_it_runs(entry), *(str(each.message) for each in said_so if entry.instead is not None)]),
-        tried=[] if entry.trials is None else [told(tried) for tried in entry.trials.known],
-    )
-
-
-def how_it_runs(entry: Any) -> str:
-    if entry.instead is not None:
-        return "PyTorch's kernels"
-    tried = {tuple(id(plan.program) for plan in tried.planned) for tried in entry.trials.known}
-    recorded = any(region.programs[region.current][1].recorder is not None for region in entry.regions)
-    return f"{len(tried)} compiled, {'replayed' if recorded else 'launched'}"
-
-
-def told(tried: Any) -> dict[str, Any]:
-    (plan,) = tried.planned
-    predicted = {"predicted_bytes": plan.prediction.peak_bytes, "predicted_ms": 1e3 * plan.prediction.time_s}
-    return {**predicted, "peak_bytes": tried.peak_bytes, "ms": 1e3 * tried.time_s, "recorded": tried.recorded}
-
-
-def measure_alone(gate: Gate) -> None:
-    """Have elbowroom's own measurements disturbed by nobody."""
-    from elbowroom.execute import session, trials
-
-    def within(place: Callable[[], Any], function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with place():
-                return function(*args, **kwargs)
-
-        return call
-
-    trials.cuda_seconds = within(partial(alone, gate), trials.cuda_seconds)
-    session.measure_region = within(partial(alone, gate), session.measure_region)
-    trials.try_program = within(memory_handed_back, trials.try_program)
-
-
-@contextmanager
-def alone(gate: Gate) -> Iterator[None]:
-    with gate.alone(), memory_handed_back():
-        yield
-
-
-@contextmanager
-def memory_handed_back() -> Iterator[None]:
-    """Others compile beside this process, and need the memory that its allocator would keep."""
-    try:
-        yield
-    finally:
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
 
 # --- showing -------------------------------------------------------------------------------------------------

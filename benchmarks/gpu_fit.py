@@ -128,7 +128,8 @@ class Cost:
 class Row:
     """A cell of the comparison. `kind` is eager, blocks, chain (`checkpoint_sequential`), ours or fit.
 
-    `room_bytes` is the budget less what is resident. Ratios are another's time over ours: above 1, ours is faster.
+    `room_bytes` is the budget less what is resident; where that was not enough, `least_bytes` is what was taken
+    instead. Ratios are another's time over ours: above 1, ours is faster.
     """
 
     model: str
@@ -136,6 +137,7 @@ class Row:
     kind: str
     room_bytes: int | None = None
     budget_bytes: int | None = None
+    least_bytes: int | None = None
     ms: float | None = None
     fastest_ms: float | None = None  # where the host sets the pace, its other work moves the median
     peak_bytes: int | None = None
@@ -571,15 +573,15 @@ def mib(count: int | None) -> float | None:
     return None if count is None else count / MIB
 
 
-def show(lines: Sequence[Sequence[str]]) -> None:
+def show(lines: Sequence[Sequence[str]], headings: Sequence[str] = HEADINGS) -> None:
     try:
         from rich import box
         from rich.console import Console
         from rich.table import Table
     except ImportError:
-        return show_plainly(lines)
+        return show_plainly(lines, headings)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column, heading in enumerate(HEADINGS):
+    for column, heading in enumerate(headings):
         table.add_column(heading, justify="left" if column < 2 else "right", no_wrap=True)
     for before, line in zip([None, *lines], lines, strict=False):
         if before is not None and before[0] != line[0]:
@@ -588,9 +590,9 @@ def show(lines: Sequence[Sequence[str]]) -> None:
     Console(highlight=False, markup=False, width=150).print("\n", table, "\n", sep="")
 
 
-def show_plainly(lines: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(HEADINGS, *lines, strict=True)]
-    for line in (HEADINGS, *lines):
+def show_plainly(lines: Sequence[Sequence[str]], headings: Sequence[str]) -> None:
+    widths = [max(map(len, column)) for column in zip(headings, *lines, strict=True)]
+    for line in (headings, *lines):
         names = [text.ljust(width) for text, width in zip(line[:2], widths[:2], strict=True)]
         print(*names, *(text.rjust(width) for text, width in zip(line[2:], widths[2:], strict=True)), sep="  ")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -51,6 +52,60 @@ def test_more_room_never_takes_longer(rising, problem):
     found = {room: planner.best(room) for room in (rooms if rising else reversed(rooms))}
     times = [plan.prediction.time_s if (plan := found[room]) else float("inf") for room in rooms]
     assert all(less >= more for less, more in pairwise(times))
+
+
+@given(problems())
+@settings(max_examples=80)
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_chain_plan_runs_right_and_is_never_faster(whole, problem):
+    """The planner has the chain's way to cut among its own, so within any room it finds what that finds."""
+    joint, around, rooms = problem
+    chain, planner = Planner(joint, around, as_chain=True, whole_stages=whole), Planner(joint, around)
+    for room in rooms:
+        plan, best = chain.best(room), planner.best(room)
+        if plan is None:
+            assert room < chain.least.prediction.peak_bytes
+            continue
+        assert check(joint, plan.program, around) == plan.prediction
+        assert plan.prediction.peak_bytes <= room
+        if not whole:
+            assert best.prediction.time_s <= plan.prediction.time_s
+
+
+@pytest.mark.parametrize("name", ["unet", "siamese", "clip", "t5, four decoder layers", "inception", "mamba"])
+def test_networks_are_planned_no_worse_than_as_chains(name):
+    pytest.importorskip("torch")
+    from captured import captured
+
+    joint, around = captured(name)
+    planner, chain = Planner(joint, around), Planner(joint, around, as_chain=True)
+    plain = planner.everything.prediction
+    for share in (0.5, 0.35):
+        room = int(share * plain.peak_bytes)
+        plan, as_chain = planner.best(room), chain.best(room)
+        assert "stages where one value crosses, full account" in chain.least.method
+        if as_chain is None:
+            assert room < chain.least.prediction.peak_bytes
+        else:
+            assert plain.time_s < plan.prediction.time_s <= as_chain.prediction.time_s
+    assert planner.least.prediction.peak_bytes <= chain.least.prediction.peak_bytes
+
+
+def test_a_plan_says_why_it_was_chosen():
+    joint = towers(6)
+    planner, chain = Planner(joint, Surroundings()), Planner(joint, Surroundings(), as_chain=True)
+    most = planner.everything.prediction.peak_bytes
+    enough, too_little = most * 2 // 3, chain.least.prediction.peak_bytes - 1
+    assert planner.best(most).why == "it fits, and nothing runs again"
+    assert planner.least.why == "the lowest peak found"
+    plan, as_chain = planner.best(enough), chain.best(enough)
+    assert as_chain.why == "the only way to cut and count that was tried"
+    longer = as_chain.prediction.time_s / plan.prediction.time_s - 1
+    assert longer > 0
+    lower = planner.best(too_little)
+    for why, ending in ((plan.why, f"{longer:+.1%}"), (lower.why, "it does not fit")):
+        assert why.startswith("fastest of 5 ways to cut and count; next best +")
+        assert why.endswith(f", as a chain {ending}")
 
 
 def test_late_gradients_leave_their_memory_to_the_step():
@@ -105,11 +160,20 @@ def every_single_recomputation(joint, around):
 # --- by hand -------------------------------------------------------------------------------------------------
 
 
+WIDE = Step("plain", (1,), (16, 1), 1, 1, 0, True, False, False, False, True, False)
+NARROW = replace(WIDE, sizes=(1, 1))
+
+
 def layers(count: int):
     """Layers that widen sixteenfold and come back, as a transformer's do."""
-    wide = Step("plain", (1,), (16, 1), 1, 1, 0, True, False, False, False, True, False)
-    narrow = Step("plain", (1,), (1, 1), 1, 1, 0, True, False, False, False, True, False)
-    return joint_of([wide, wide, narrow] * count)
+    return joint_of([WIDE, WIDE, NARROW] * count)
+
+
+def towers(count: int):
+    """Two towers of such layers that meet in the end."""
+    first, second = [WIDE, WIDE, NARROW] * count, [WIDE, WIDE, NARROW] * count
+    second[0] = replace(WIDE, back=(len(first) + 1,))
+    return joint_of([*first, *second, replace(NARROW, back=(1, len(second) + 1))])
 
 
 def test_layers_in_a_third_of_the_memory_take_at_most_one_more_forward():

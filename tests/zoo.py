@@ -308,8 +308,9 @@ def bert() -> nn.Module:
     return HuggingFace("BertForMaskedLM", inputs, **size, **dropout, **LANGUAGE, **SDPA)
 
 
-def t5() -> nn.Module:
-    size = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_heads": 4, "num_layers": 2, "num_decoder_layers": 1}
+def t5(decoder_layers: int = 1) -> nn.Module:
+    layers = {"num_layers": 2, "num_decoder_layers": decoder_layers}
+    size = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_heads": 4, **layers}
     settings = {**size, "dropout_rate": 0.1, "decoder_start_token_id": 0}
     return HuggingFace("T5ForConditionalGeneration", ("input_ids", "labels"), **settings, **LANGUAGE, **SDPA)
 

@@ -3,13 +3,16 @@
 The dynamic program plans stages of a chain, whose sizes are sums that leave out what only shows operator by operator:
 tensors that cross several cuts, values that die early, operators that turn out not to be needed again. So its budget
 is a dial, not the truth: the planner turns it, translates each schedule into a program, predicts that program
-exactly, and keeps the fastest one that fits. Several ways to cut and to count are tried.
+exactly, and keeps the fastest one that fits. Several ways to cut and to count are tried: where little crosses, more
+finely, and where one value crosses. The last is what tools for chains do; here it is one way among others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 from elbowroom.joint import Joint
 from elbowroom.problem import Chain
@@ -17,7 +20,9 @@ from elbowroom.program import Prediction, Program, Surroundings, make_program, p
 from elbowroom.schedule import Operation, simulate
 from elbowroom.solve.persistent import Sweep
 from elbowroom.stages.costs import Account, Staged, stage
-from elbowroom.stages.cuts import cut
+from elbowroom.stages.cuts import Piece, cut
+from elbowroom.stages.savings import MOST_WAYS
+from elbowroom.stages.structure import Structure, structure_of
 from elbowroom.stages.translate import program_for
 
 _TURNS = 7  # of the dial, per way to cut and count
@@ -26,7 +31,7 @@ _TRIES = 60  # values considered for keeping after all, once a program is found
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A program, what it takes, and where it came from."""
+    """A program, what it takes, where it came from, and why it was chosen."""
 
     program: Program
     prediction: Prediction
@@ -34,6 +39,7 @@ class Planned:
     schedule: tuple[Operation, ...] = ()
     staged: Staged | None = None
     recorded: bool = False  # replayed as CUDA graphs rather than launched
+    why: str = ""
 
     def measured(self, peak_bytes: int, *, recorded: bool = False) -> Planned:
         """The same with the peak that was measured, moment by moment as much above or below what was predicted."""
@@ -47,99 +53,171 @@ class Planned:
         return replace(self, prediction=moved, recorded=recorded)
 
 
+class _Way(NamedTuple):
+    """How the graph is made a chain: by which cut and account, and what a stage is charged that is run again right
+    before its backward. Nobody wants its output then, so it takes less than a forward. But programs spare operators
+    in more ways than one, and with the plain charge the dynamic program may happen upon a better one."""
+
+    number: int
+    account: Account
+    spares_outputs: bool
+
+
+class _Candidate(NamedTuple):
+    """A way to cut, and the ways to count that are tried with it."""
+
+    staged: Staged
+    accounts: tuple[Account, ...]
+    is_chain: bool  # cut wherever one value crosses, and nowhere else
+
+
 class Planner:
-    """Plans one captured graph; asked for several budgets, it cuts and counts only once."""
+    """Plans one captured graph; asked for several budgets, it cuts and counts only once.
+
+    For comparison only: `as_chain` plans as tools for chains do, cut where one value crosses and nowhere else, and
+    with `whole_stages` every stage is saved whole or not at all.
+    """
 
     def __init__(
-        self, joint: Joint, around: Surroundings, report: Callable[[float], None] = lambda part: None
+        self,
+        joint: Joint,
+        around: Surroundings,
+        report: Callable[[float], None] = lambda part: None,
+        *,
+        as_chain: bool = False,
+        whole_stages: bool = False,
     ) -> None:
         self.joint = joint
         self.around = around
         self.report = report
+        self.as_chain = as_chain
         program = make_program(joint, joint.backward)
-        self.everything = Planned(program, predict(joint, program, around), "everything is saved")
-        self._candidates = list(_candidates(joint)) if joint.forward and joint.backward else []
+        why = "it fits, and nothing runs again"
+        self.everything = Planned(program, predict(joint, program, around), "everything is saved", why=why)
+        most_ways = 1 if whole_stages else MOST_WAYS
+        plannable = joint.forward and joint.backward
+        self._candidates = list(_candidates(joint, as_chain, most_ways)) if plannable else []
         self._known = [self.everything]  # every program found that none beats in both time and peak
-        self._sweeps: dict[tuple[int, Account], list[Sweep]] = {}
-        self._lowest: set[tuple[int, Account]] = set()  # ways whose lowest schedule is among what is known
+        self._sweeps: dict[_Way, list[Sweep]] = {}
+        self._lowest: set[_Way] = set()  # ways whose lowest schedule is among what is known
         self._translated: dict[tuple[int, tuple[Operation, ...]], Planned] = {}  # by cut and schedule
+        self._found: dict[_Way, list[Prediction]] = {}  # of the programs of each way
+
+    @cached_property
+    def structure(self) -> Structure:
+        """What the graph looks like, for people: plans do not depend on it."""
+        return structure_of(self.joint)
 
     def best(self, room: int) -> Planned | None:
         """The fastest program found within `room` bytes above what is resident; None if there is none."""
         if self.everything.prediction.peak_bytes <= room:
             return self.everything
         ways = self._ways()
-        for done, (number, account) in enumerate(ways):
-            self._turn(number, account, room)
+        for done, way in enumerate(ways):
+            self._turn(way, room)
             self.report((done + 1) / len(ways))
         if self.least.prediction.peak_bytes > room:
             return None
         best = self._fastest(room)
-        if best is not None:
+        if best is not None and not self.as_chain:
             self._keep_more(best, room)
-        return self._fastest(room)
+            best = self._fastest(room)
+        return None if best is None else replace(best, why=self._reason(best, room))
 
     @property
     def least(self) -> Planned:
         """The program of the lowest peak found."""
-        for number, account in self._ways():
-            if (number, account) not in self._lowest:
-                sweep = Sweep(self._chain(number, account), 0)
-                self._translate(number, account, sweep, sweep.least_bytes)
-                self._lowest.add((number, account))
-        return min(self._known, key=lambda plan: plan.prediction.peak_bytes)
+        for way in self._ways():
+            if way not in self._lowest:
+                sweep = self._new_sweep(way, 0)
+                self._translate(way, sweep, sweep.least_bytes)
+                self._lowest.add(way)
+        lowest = min(self._known, key=lambda plan: plan.prediction.peak_bytes)
+        return lowest if lowest is self.everything else replace(lowest, why="the lowest peak found")
 
-    def _ways(self) -> list[tuple[int, Account]]:
-        return [(number, account) for number in range(len(self._candidates)) for account in ("full", "once")]
+    def _ways(self) -> list[_Way]:
+        charges = (False,) if self.as_chain else (True, False)
+        each = enumerate(self._candidates)
+        return [_Way(n, account, spares) for n, c in each for account in c.accounts for spares in charges]
+
+    def _reason(self, plan: Planned, room: int) -> str:
+        """Why this plan: how much longer the best programs of the other ways to cut and count take."""
+        times: dict[tuple[int, Account], list[float]] = {}
+        chain = None
+        for way in self._ways():
+            time = _least_time(self._found.get(way, ()), room)
+            times.setdefault((way.number, way.account), []).extend([] if time is None else [time])
+            if self._candidates[way.number].is_chain and way.account == "full" and not way.spares_outputs:
+                chain = time
+        if len(times) == 1:
+            return "the only way to cut and count that was tried"
+        fitting = sorted(min(each) for each in times.values() if each)
+        said = [f"next best {_longer(fitting[1], plan)}" if len(fitting) > 1 else "no other fits"]
+        if chain is None:
+            said.append("as a chain it does not fit")
+        elif chain > fitting[0]:
+            said.append(f"as a chain {_longer(chain, plan)}")
+        return f"fastest of {len(times)} ways to cut and count; {', '.join(said)}"
 
     def _fastest(self, room: int) -> Planned | None:
         fitting = [plan for plan in self._known if plan.prediction.peak_bytes <= room]
         return min(fitting, key=lambda plan: plan.prediction.time_s, default=None)
 
-    def _turn(self, number: int, account: Account, room: int) -> None:
+    def _turn(self, way: _Way, room: int) -> None:
         """Find programs for budgets around the largest that fits when predicted exactly: a bisection."""
         guess = room + self.around.late_bytes
-        sweep = self._sweep(number, account, 2 * guess)
+        sweep = self._sweep(way, 2 * guess)
         low, high = sweep.least_bytes, sweep.most_bytes
-        if not self._translate(number, account, sweep, low) <= room or low >= high:
+        if not self._translate(way, sweep, low) <= room or low >= high:
             return
         if low < guess < high:
-            if self._translate(number, account, sweep, guess) <= room:
+            if self._translate(way, sweep, guess) <= room:
                 low = guess
             else:
                 high = guess
         for _ in range(_TURNS):
             middle = (low + high) // 2
-            if self._translate(number, account, sweep, middle) <= room:
+            if self._translate(way, sweep, middle) <= room:
                 low = middle
             else:
                 high = middle
 
-    def _sweep(self, number: int, account: Account, most_bytes: int) -> Sweep:
+    def _sweep(self, way: _Way, most_bytes: int) -> Sweep:
         """A table that reaches `most_bytes`, and not so far beyond that its slots are coarse."""
-        sweeps = self._sweeps.setdefault((number, account), [])
+        sweeps = self._sweeps.setdefault(way, [])
         for sweep in sweeps:
             if (
                 most_bytes <= sweep.most_bytes <= 2 * most_bytes
                 or sweep.most_bytes == sweep.useful_bytes <= most_bytes
             ):
                 return sweep
-        sweeps.append(Sweep(self._chain(number, account), most_bytes))
+        sweeps.append(self._new_sweep(way, most_bytes))
         return sweeps[-1]
 
-    def _translate(self, number: int, account: Account, sweep: Sweep, budget: int) -> int:
+    def _new_sweep(self, way: _Way, most_bytes: int) -> Sweep:
+        last_times = self._candidates[way.number].staged.last_times if way.spares_outputs else None
+        return Sweep(self._chain(way.number, way.account), most_bytes, last_times=last_times)
+
+    def _translate(self, way: _Way, sweep: Sweep, budget: int) -> int:
         """Learn the program of the chain's best schedule within a budget; returns its true peak."""
-        staged = self._candidates[number]
+        number, account = way.number, way.account
         schedule = sweep.schedule(budget)
-        if (number, schedule) in self._translated:  # neighbouring budgets often have the same
-            return self._translated[number, schedule].prediction.peak_bytes
-        simulate(sweep.chain, schedule)  # the referee: raises if the schedule cannot run
-        program = program_for(staged, schedule)
-        prediction = predict(self.joint, program, self.around)
-        method = f"persistent, {len(staged.pieces)} stages, {account} account"
-        plan = self._translated[number, schedule] = Planned(program, prediction, method, schedule, staged)
-        self._learn(plan)
-        return prediction.peak_bytes
+        plan = self._translated.get((number, schedule))  # neighbouring budgets often have the same
+        if plan is None:
+            simulate(sweep.chain, schedule)  # the referee: raises if the schedule cannot run
+            staged = self._candidates[number].staged
+            program = program_for(staged, schedule)
+            method = self._method(number, account)
+            plan = Planned(program, predict(self.joint, program, self.around), method, schedule, staged)
+            self._translated[number, schedule] = plan
+            self._learn(plan)
+        self._found.setdefault(way, []).append(plan.prediction)
+        return plan.prediction.peak_bytes
+
+    def _method(self, number: int, account: Account) -> str:
+        staged, _, is_chain = self._candidates[number]
+        where = " where one value crosses" if is_chain else ""
+        return f"persistent, {len(staged.pieces)} stages{where}, {account} account"
 
     def _learn(self, plan: Planned) -> None:
         time, peak = plan.prediction.time_s, plan.prediction.peak_bytes
@@ -152,7 +230,7 @@ class Planner:
         results = {s for op in self.joint.results for s in self.joint.storages(op)}
         arriving = {s for op in self.joint.arriving for s in self.joint.storages(op)}
         outside = self.around.outside_bytes + self.joint.bytes_of(results | arriving)
-        return self._candidates[number].chain(account, outside)
+        return self._candidates[number].staged.chain(account, outside)
 
     def _keep_more(self, plan: Planned, room: int) -> Planned:
         """Use up what room is left: keep values from the forward that the plan would recompute, dearest first."""
@@ -212,13 +290,34 @@ def _share(planner: Planner, share: float) -> Planned:
     return planner.best(int(least + share * (most - least))) or planner.least
 
 
-def _candidates(joint: Joint) -> Iterator[Staged]:
-    """Ways to cut: only where little crosses, and more finely inside large stages."""
+def _candidates(joint: Joint, as_chain: bool, most_ways: int) -> Iterator[_Candidate]:
+    """Ways to cut: only where little crosses, more finely inside large stages, and where one value crosses."""
+    single = cut(joint, single=True)
+    by_bytes = {} if as_chain else {_ends(pieces): pieces for pieces in _cut_by_bytes(joint)}
+    for ends, pieces in by_bytes.items():
+        yield _Candidate(stage(joint, pieces, most_ways), ("full", "once"), ends == _ends(single))
+    if _ends(single) not in by_bytes:  # little crosses two cuts, so the accounts are nearly the same
+        yield _Candidate(stage(joint, single, most_ways), ("full",), True)
+
+
+def _cut_by_bytes(joint: Joint) -> Iterator[list[Piece]]:
     coarse, fine = cut(joint, divide=False), cut(joint, divide=True)
     if len(coarse) > 1:
-        yield stage(joint, coarse)
-    if len(fine) != len(coarse) or len(coarse) <= 1:
-        yield stage(joint, fine)
+        yield coarse
+    yield fine
+
+
+def _ends(pieces: Sequence[Piece]) -> tuple[int, ...]:
+    return tuple(piece.forward[-1] for piece in pieces)
+
+
+def _least_time(found: Iterable[Prediction], room: int) -> float | None:
+    return min((prediction.time_s for prediction in found if prediction.peak_bytes <= room), default=None)
+
+
+def _longer(time: float, plan: Planned) -> str:
+    own = plan.prediction.time_s
+    return f"{(time / own - 1 if own else 0.0):+.1%}"
 
 
 def _bytes(joint: Joint, op: int) -> int:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from elbowroom.errors import InputError
 from elbowroom.joint import Joint
-from elbowroom.program import Prediction, Program, peak_in_a_row
+from elbowroom.planning import Planned, Planner
+from elbowroom.program import Program, peak_in_a_row
+from elbowroom.stages.structure import Structure
 
 FORMAT = 1
 
@@ -32,7 +34,10 @@ class ModulePlan:
 
 @dataclass(frozen=True)
 class RegionPlan:
-    """The plan of one captured graph. `order` is the backward program's order of operators."""
+    """The plan of one captured graph. `order` is the backward program's order of operators.
+
+    `structure` says what the graph looks like, `why` how the plan compares with the others that were found.
+    """
 
     fingerprint: str
     method: str
@@ -45,6 +50,8 @@ class RegionPlan:
     plain_time_s: float
     timeline: tuple[int, ...]
     modules: tuple[ModulePlan, ...]
+    structure: Structure | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,14 +156,13 @@ class Plan:
         return cls.from_json(data)
 
 
-def region_plan(
-    joint: Joint, fingerprint: str, method: str, program: Program, prediction: Prediction, plain: Prediction
-) -> RegionPlan:
+def region_plan(planner: Planner, planned: Planned, fingerprint: str) -> RegionPlan:
     """A graph's program as data, with what it does to each module."""
+    prediction, plain = planned.prediction, planner.everything.prediction
     return RegionPlan(
         fingerprint=fingerprint,
-        method=method,
-        order=tuple(instruction.op for instruction in program.backward),
+        method=planned.method,
+        order=tuple(instruction.op for instruction in planned.program.backward),
         peak_bytes=prediction.peak_bytes,
         saved_bytes=prediction.saved_bytes,
         time_s=prediction.time_s,
@@ -164,7 +170,9 @@ def region_plan(
         plain_saved_bytes=plain.saved_bytes,
         plain_time_s=plain.time_s,
         timeline=(*prediction.forward_bytes, prediction.between_bytes, *prediction.backward_bytes),
-        modules=_modules(joint, program),
+        modules=_modules(planner.joint, planned.program),
+        structure=planner.structure,
+        why=planned.why,
     )
 
 
@@ -195,6 +203,7 @@ def _modules(joint: Joint, program: Program) -> tuple[ModulePlan, ...]:
 def _region_to_json(region: RegionPlan) -> dict[str, Any]:
     data = {name: getattr(region, name) for name in region.__dataclass_fields__}
     data["modules"] = [module.to_json() for module in region.modules]
+    data["structure"] = region.structure and asdict(region.structure)
     return data
 
 
@@ -211,4 +220,6 @@ def _region_from_json(data: Any) -> RegionPlan:
         plain_time_s=float(data["plain_time_s"]),
         timeline=tuple(map(int, data["timeline"])),
         modules=tuple(ModulePlan(**module) for module in data["modules"]),
+        structure=Structure(**data["structure"]) if data.get("structure") else None,  # older plans say neither
+        why=str(data.get("why", "")),
     )

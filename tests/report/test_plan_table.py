@@ -80,7 +80,12 @@ def test_the_text_says_what_the_plan_says(plans):
     for name in ("parameters", "optimizer", "batch"):
         assert f"{name} {format_bytes(plan.resident[name])}" in head
     assert f"{extra_time(plan):.1%}" in head
-    assert plan.regions[0].method in head
+    rows = {name: rest.strip() for name, _, rest in (line.partition("  ") for line in head.splitlines())}
+    region = plan.regions[0]
+    assert rows["structure"] == f"chain: {region.structure.why}"
+    assert rows["method"] == region.method
+    assert rows["why"] == region.why
+    assert region.why.startswith("fastest of ")
     assert "float32[64, 16] on cpu" in head
     total = table.splitlines()[-1].split("  ")
     cells = [cell.strip() for cell in total if cell.strip()]
@@ -116,8 +121,20 @@ def test_a_saved_plan_looks_the_same(plans, tmp_path):
     plan = plans["tight"]
     plan.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
+    assert loaded == plan
     assert loaded.table() == plan.table()
     assert loaded.picture() == plan.picture()
+
+
+def test_a_plan_of_before_they_said_why_still_loads(plans):
+    data = plans["tight"].to_json()
+    assert data["regions"][0].pop("structure")["kind"] == "chain"
+    assert data["regions"][0].pop("why")
+    old = Plan.from_json(data)
+    assert old.regions[0].structure is None
+    head = old.table().partition("\n\n")[0]
+    assert "method" in head
+    assert not any(line.startswith(("structure", "why")) for line in head.splitlines())
 
 
 # --- plans made up -------------------------------------------------------------------------------------------

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
+import networkx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elbowroom.stages.cuts import _crossing_bytes, _spans, cut, places
+from elbowroom.stages.flow import flowing
 from joints import Step, joint_of, joints
 
-CUTS = st.fixed_dictionaries({"divide": st.booleans(), "most": st.sampled_from([1, 2, 3, 120])})
+CUTS = st.fixed_dictionaries(
+    {"divide": st.booleans(), "single": st.booleans(), "most": st.sampled_from([1, 2, 3, 120])}
+)
 
 
 def stage_numbers(pieces) -> dict[int, int]:
@@ -75,6 +80,39 @@ def test_crossing_bytes_count_every_storage_once(joint):
             assert counted == joint.bytes_of({s for op in crossing for s in joint.storages(op)})
 
 
+@given(joints(30))
+@settings(max_examples=100)
+def test_cut_as_a_chain_one_storage_that_flows_crosses(joint):
+    """What flows is looked for here by walking the graph; a storage crosses if later stages read it."""
+    flow = flowing_by_paths(joint)
+    made = {storage for op in flow for storage, _ in joint.ops[op].makes}
+    pieces = cut(joint, single=True)
+    for k in range(1, len(pieces)):
+        later = {op for piece in pieces[k:] for op in (*piece.forward, *piece.backward)}
+        reads = {read for op in later if op in flow or op in joint.backward for read in joint.ops[op].replay_reads}
+        earlier = reads & flow - later
+        assert len({storage for op in earlier for storage in joint.storages(op)} & made) <= 1
+
+
+@given(joints(30))
+@settings(max_examples=100)
+def test_what_flows_comes_from_the_batch_has_a_gradient_and_leads_to_a_result(joint):
+    assert set(flowing(joint)) == flowing_by_paths(joint)
+
+
+def flowing_by_paths(joint) -> set[int]:
+    graph = networkx.DiGraph((read, op) for op in joint.forward for read in joint.ops[op].replay_reads)
+    graph.add_nodes_from((*joint.inputs, *joint.forward))
+    differentiated = {i for i, _ in joint.gradients}
+
+    def flows(op: int) -> bool:
+        before, after = networkx.ancestors(graph, op), {op} | networkx.descendants(graph, op)
+        batch = before & set(joint.inputs) - joint.parameters
+        return bool(batch and before & differentiated and after & set(joint.results))
+
+    return {op for op in joint.forward if flows(op)}
+
+
 def layer(size: int, inside: int) -> list[Step]:
     """Widens, and comes back to what goes from layer to layer."""
     wide = Step("plain", (1,), (inside, 1), 1, 1, 0, True, False, False, False, True, False)
@@ -91,6 +129,14 @@ def test_layers_are_cut_where_they_meet(divide):
         if not divide:
             assert joint.bytes_of({s for op in before.leaves for s in joint.storages(op)}) == 2
     assert len(pieces) >= 6
+
+
+def test_as_a_chain_residual_blocks_stay_whole():
+    """Three operators and a sum with what came before them. In the first that is the batch, which is there anyway."""
+    inside = Step("plain", (1,), (20, 1), 1, 1, 0, True, False, False, False, True, False)
+    joint = joint_of([inside, inside, inside, replace(inside, back=(1, 4), parameter=False)] * 5)
+    blocks = cut(joint, single=True)
+    assert [len(piece.forward) for piece in blocks] == [1] * 4 + [4] * 4
 
 
 def test_a_backward_operator_stays_with_its_forward_though_it_reads_none_of_it():

@@ -335,9 +335,7 @@ class Session:
         for region, found in dict(zip(entry.regions, planned, strict=True)).items():
             region.install(found.program, recorded=found.recorded)
         for region, found, planner in zip(entry.regions, planned, entry.planners, strict=True):
-            joint, plain = region.captured.joint, planner.everything.prediction
-            made_for = fingerprint(region.captured)
-            regions.append(region_plan(joint, made_for, found.method, found.program, found.prediction, plain))
+            regions.append(region_plan(planner, found, fingerprint(region.captured)))
         entry.plan = Plan(
             budget_bytes=self.settings.budget_bytes,
             resident=resident,

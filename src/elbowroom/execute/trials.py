@@ -147,7 +147,7 @@ class Trials:
         return [tried for tried in self.known if tried.recorded == self._recording_pays]
 
     def _surplus(self, room: int) -> int:
-        """What measurement added to the prediction, in the trial nearest to this room; before any, the allocator's."""
+        """What measurement added to the prediction, in the nearest trial; before any, the allocator's share."""
         nearest = min(self._of_use, key=lambda tried: abs(tried.peak_bytes - room), default=None)
         if nearest is not None:
             return nearest.surplus

@@ -76,13 +76,23 @@ def plan_facts(plan: Plan) -> Table:
     table.add_row("  for the step", f"{format_bytes(plan.peak_bytes - plan.start_bytes)}{gradients}")
     table.add_row("plain peak", f"{_exactly(plan.plain_peak_bytes)}, everything saved")
     table.add_row("extra time", f"{extra_time(plan):.1%} ({_times(plan)})")
-    table.add_row("method", "; ".join(dict.fromkeys(region.method for region in plan.regions)))
+    _add_reasons(table, plan)
     if len(plan.regions) > 1:
         table.add_row("graphs", f"{len(plan.regions)}, planned together")
     table.add_row("made for", f"{plan.inputs or 'no tensors'} on {device}")
     for note in plan.notes:
         table.add_row("note", note)
     return table
+
+
+def _add_reasons(table: Table, plan: Plan) -> None:
+    """What the network looks like, how it was planned and why so; of several graphs, what differs."""
+    structures = [f"{s.kind}: {s.why}" for region in plan.regions if (s := region.structure) is not None]
+    methods = [region.method for region in plan.regions]
+    reasons = [region.why for region in plan.regions if region.why]
+    for name, said in (("structure", structures), ("method", methods), ("why", reasons)):
+        if said:
+            table.add_row(name, "; ".join(dict.fromkeys(said)))
 
 
 def plan_table(plan: Plan, depth: int | None = None) -> Table:

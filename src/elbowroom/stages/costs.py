@@ -16,7 +16,7 @@ from elbowroom.joint import Joint
 from elbowroom.problem import Chain, Saving, Stage
 from elbowroom.program import play
 from elbowroom.stages.cuts import Piece
-from elbowroom.stages.savings import Way, recomputed, ways_to_save
+from elbowroom.stages.savings import MOST_WAYS, Way, recomputed, ways_to_save
 
 Account = Literal["full", "once"]
 
@@ -32,6 +32,7 @@ class StageCosts:
     gradient_out: int
     forward_time: float
     backward_time: float
+    last_time: float  # of the backward, and right before it of what it needs from what enters
     plain_peak: int
     saved: tuple[int, ...]  # per way to save: bytes kept beyond what enters
     saving_peaks: tuple[int, ...]
@@ -54,8 +55,13 @@ class Staged:
         outside = Stage("outside", 0.0, 0.0, 0, 0, 0, outside_bytes, outside_bytes)
         return Chain(0, 0, (*stages, outside))
 
+    @property
+    def last_times(self) -> list[float]:
+        """Of each stage of that chain: to run it again and at once its backward."""
+        return [*(costs.last_time for costs in self.costs), 0.0]
 
-def stage(joint: Joint, pieces: Sequence[Piece]) -> Staged:
+
+def stage(joint: Joint, pieces: Sequence[Piece], most_ways: int = MOST_WAYS) -> Staged:
     """Work out every stage's ways to save and their costs, identical stages once."""
     gradients = _gradients_crossing(joint, pieces)
     first: dict[object, int] = {}  # what a stage looks like → the first stage that does
@@ -66,7 +72,7 @@ def stage(joint: Joint, pieces: Sequence[Piece]) -> Staged:
         twin = first.setdefault(_look(joint, piece, gradients[k], gradients[k + 1]), k)
         looks.append(twin)
         if twin == k:
-            ways.append(ways_to_save(joint, piece))
+            ways.append(ways_to_save(joint, piece, most_ways))
             costs.append(_costs(joint, piece, ways[k], gradients[k], gradients[k + 1]))
         else:
             same = dict(zip(pieces[twin].forward, piece.forward, strict=True))
@@ -145,6 +151,7 @@ def _costs(
         gradient_out=joint.bytes_of(_storages(joint, leaving)),
         forward_time=sum(joint.ops[op].time for op in piece.forward),
         backward_time=sum(joint.ops[op].time for op in piece.backward),
+        last_time=sum(joint.ops[op].time for op in backward_order(joint, piece, set(piece.enters))),
         plain_peak=play(joint, piece.forward, piece.enters, (*piece.leaves, *piece.enters))[0],
         saved=tuple(saved),
         saving_peaks=tuple(saving_peaks),

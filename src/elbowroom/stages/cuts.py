@@ -6,10 +6,11 @@ Several values may cross (a U-Net's skips do); all of them together are the acti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from elbowroom.joint import Joint, Op
+from elbowroom.stages.flow import single_crossings
 
 MOST_STAGES = 120  # more stages hardly improve plans and cost solving time
 
@@ -25,13 +26,19 @@ class Piece:
     needs: tuple[int, ...] = field(default=())  # forward values its backward operators read
 
 
-def cut(joint: Joint, *, divide: bool = True, most: int = MOST_STAGES) -> list[Piece]:
-    """Cut a joint graph into at most `most` stages: at the lowest crossings only, or (`divide`) finely."""
+def cut(joint: Joint, *, divide: bool = True, single: bool = False, most: int = MOST_STAGES) -> list[Piece]:
+    """Cut a joint graph into at most `most` stages: at the lowest crossings only, or (`divide`) finely.
+
+    `single`: wherever one value alone goes on and nowhere else, as tools for chains do.
+    """
     place = places(joint)
     spans = _spans(joint, place)
-    crossing = _crossing_bytes(joint, spans)
-    cuts = _choose(joint, place, crossing, _inside_tuples(joint, spans), divide, most)
-    return _pieces(joint, place, spans, cuts)
+    never = _inside_tuples(joint, spans)
+    if single:
+        cuts = _filled(_needed_bytes(joint), (single_crossings(joint, place) - never).__contains__)
+    else:
+        cuts = _choose(joint, _crossing_bytes(joint, spans), never, divide)
+    return _pieces(joint, place, spans, _thin(joint, place, cuts, most - 1))
 
 
 def places(joint: Joint) -> dict[int, int]:
@@ -100,20 +107,23 @@ def _inside_tuples(joint: Joint, spans: dict[int, tuple[int, int]]) -> set[int]:
     return {place for made, until in tuples for place in range(made, until)}
 
 
-def _choose(
-    joint: Joint, place: dict[int, int], crossing: Sequence[int], never: set[int], divide: bool, most: int
-) -> list[int]:
+def _choose(joint: Joint, crossing: Sequence[int], never: set[int], divide: bool) -> list[int]:
     """Places after which to cut: the valleys of the crossing bytes, and more inside stages that stay too large."""
     needed = _needed_bytes(joint)
+    cuts = _filled(needed, lambda i: i not in never and _is_valley(crossing, i))
+    return _divide(cuts, needed, crossing, never) if divide else _lowest(cuts, needed, crossing)
+
+
+def _filled(needed: Sequence[int], may_cut: Callable[[int], bool]) -> list[int]:
+    """The first places that may be cut after something was made that a backward reads."""
     cuts: list[int] = []
     fresh = 0
-    for i in range(len(crossing) - 1):
-        fresh += needed[i]
-        if fresh and i not in never and _is_valley(crossing, i):
+    for i, size in enumerate(needed[:-1]):
+        fresh += size
+        if fresh and may_cut(i):
             cuts.append(i)
             fresh = 0
-    cuts = _divide(cuts, needed, crossing, never) if divide else _lowest(cuts, needed, crossing)
-    return _thin(joint, place, cuts, most - 1)
+    return cuts
 
 
 def _needed_bytes(joint: Joint) -> list[int]:
