@@ -36,7 +36,8 @@ def contract(captured: Captured) -> Captured:
     inlined = _inlined_later(captured, stored, reads)
     chosen = [i for i, op in enumerate(joint.ops) if op.kind in ("input", "gradient") or i in stored]
     number = {old: new for new, old in enumerate(chosen)}
-    cones = [_cone(captured, i, stored - inlined if joint.ops[i].kind == "backward" else stored) for i in chosen]
+    stored_later = stored - inlined
+    cones = [_cone(captured, i, stored_later if joint.ops[i].kind == "backward" else stored) for i in chosen]
     keys = {node: op.key for node, op in zip(nodes, joint.ops, strict=True)}
     written_away = _written_away(captured)
     storage_bytes = {**joint.storage_bytes, **dict.fromkeys(written_away, 0)}

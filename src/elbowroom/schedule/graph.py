@@ -11,7 +11,7 @@ from __future__ import annotations
 from elbowroom.errors import InvalidSchedule
 from elbowroom.problem import Graph
 from elbowroom.schedule.operations import Backward, Discard, Forward, Operation, Schedule
-from elbowroom.schedule.simulation import Simulation, Span, refusal, total
+from elbowroom.schedule.simulation import Recorder, Simulation
 
 
 def simulate_graph(graph: Graph, schedule: Schedule, budget: int | None = None) -> Simulation:
@@ -22,19 +22,14 @@ def simulate_graph(graph: Graph, schedule: Schedule, budget: int | None = None) 
     return machine.finish()
 
 
-class _Machine:
+class _Machine(Recorder):
     def __init__(self, graph: Graph, schedule: Schedule, budget: int | None) -> None:
+        super().__init__(schedule, budget, 0)
         self.graph = graph
-        self.schedule = schedule
-        self.budget = budget
         self.values: set[int] = set()
         self.gradients: set[int] = set()
         self.done: set[int] = set()  # nodes whose backward has run
         self.stored = 0
-        self.now: float = 0
-        self.durations: list[float] = []
-        self.spans: list[Span] = []
-        self.peak, self.peak_index, self.index = 0, 0, 0
 
     def step(self, index: int, operation: Operation) -> None:
         self.index = index
@@ -56,7 +51,7 @@ class _Machine:
         left = set(range(len(self.graph))) - self.done
         if left:
             raise InvalidSchedule(f"the schedule ends before backward {max(left)}")
-        return Simulation(self.schedule, total(self.durations), self.peak, self.peak_index, tuple(self.spans))
+        return self._simulation()
 
     def _forward(self, v: int) -> None:
         if v in self.values:
@@ -95,13 +90,5 @@ class _Machine:
 
     def _run(self, room: int, duration: float) -> None:
         level = self.stored + room
-        if self.budget is not None and level > self.budget:
-            raise self._refuse(f"needs {level - self.budget} bytes more than the budget of {self.budget}")
-        if level > self.peak:
-            self.peak, self.peak_index = level, self.index
-        self.durations.append(duration)
-        self.spans.append(Span(self.now, self.now + duration, level, self.index))
-        self.now += duration
-
-    def _refuse(self, reason: str) -> InvalidSchedule:
-        return refusal(self.schedule, self.index, reason)
+        self._check_bytes(level)
+        self._take_down(level, duration)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from elbowroom.errors import InvalidSchedule
 from elbowroom.problem import Join
 from elbowroom.schedule.operations import Backward, Discard, Forward, Loss, Operation, Schedule
-from elbowroom.schedule.simulation import Simulation, Span, refusal, total
+from elbowroom.schedule.simulation import Recorder, Simulation
 
 
 def simulate_join(join: Join, schedule: Schedule, budget: int | None = None) -> Simulation:
@@ -21,19 +21,13 @@ def simulate_join(join: Join, schedule: Schedule, budget: int | None = None) -> 
     return machine.finish()
 
 
-class _Machine:
+class _Machine(Recorder):
     def __init__(self, join: Join, schedule: Schedule, budget: int | None) -> None:
+        super().__init__(schedule, budget, len(join.lengths))
         self.join = join
-        self.schedule = schedule
-        self.budget = budget
         self.values: list[set[int]] = [{0} for _ in join.lengths]  # the activations stored, by branch
         self.gradients: list[int] | None = None  # after the loss: the position each branch's gradient is at
         self.slots = len(join.lengths)
-        self.durations: list[float] = []
-        self.now: float = 0
-        self.spans: list[Span] = []
-        self.peak, self.peak_index = self.slots, 0
-        self.index = 0
 
     def step(self, index: int, operation: Operation) -> None:
         self.index = index
@@ -59,7 +53,7 @@ class _Machine:
         for branch, position in enumerate(self.gradients):
             if position:
                 raise InvalidSchedule(f"the schedule ends before backward [{branch + 1}, {position}]")
-        return Simulation(self.schedule, total(self.durations), self.peak, self.peak_index, tuple(self.spans))
+        return self._simulation()
 
     def _forward(self, branch: int, step: int, operation: Forward) -> None:
         values = self.values[branch]
@@ -109,11 +103,7 @@ class _Machine:
     def _run(self, duration: float) -> None:
         if self.budget is not None and self.slots > self.budget:
             raise self._refuse(f"needs {self.slots} slots, and the budget is {self.budget}")
-        if self.slots > self.peak:
-            self.peak, self.peak_index = self.slots, self.index
-        self.durations.append(duration)
-        self.spans.append(Span(self.now, self.now + duration, self.slots, self.index))
-        self.now += duration
+        self._take_down(self.slots, duration)
 
     def _locate(self, operation: Operation) -> tuple[int, int]:
         at = getattr(operation, "at", None)
@@ -123,6 +113,3 @@ class _Machine:
         if not 1 <= branch <= len(self.join.lengths) or not 1 <= step <= self.join.lengths[branch - 1]:
             raise self._refuse("there is no such step in this join")
         return branch - 1, step
-
-    def _refuse(self, reason: str) -> InvalidSchedule:
-        return refusal(self.schedule, self.index, reason)

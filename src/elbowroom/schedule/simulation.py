@@ -64,6 +64,37 @@ class Simulation:
         return report
 
 
+class Recorder:
+    """Takes down what a referee without a host link runs, operation after operation."""
+
+    def __init__(self, schedule: Schedule, budget: int | None, stored: int) -> None:
+        self.schedule = schedule
+        self.budget = budget
+        self.index = 0
+        self.durations: list[float] = []
+        self.now: float = 0
+        self.spans: list[Span] = []
+        self.peak, self.peak_index = stored, 0
+
+    def _take_down(self, level: int, duration: float) -> None:
+        """An operation that runs with so much in memory."""
+        if level > self.peak:
+            self.peak, self.peak_index = level, self.index
+        self.durations.append(duration)
+        self.spans.append(Span(self.now, self.now + duration, level, self.index))
+        self.now += duration
+
+    def _check_bytes(self, level: int) -> None:
+        if self.budget is not None and level > self.budget:
+            raise self._refuse(f"needs {level - self.budget} bytes more than the budget of {self.budget}")
+
+    def _simulation(self) -> Simulation:
+        return Simulation(self.schedule, total(self.durations), self.peak, self.peak_index, tuple(self.spans))
+
+    def _refuse(self, reason: str) -> InvalidSchedule:
+        return refusal(self.schedule, self.index, reason)
+
+
 def refusal(schedule: Schedule, index: int, reason: str) -> InvalidSchedule:
     """The referee's refusal of one operation, which it names."""
     return InvalidSchedule(f"operation {index} ({show(schedule[index])}): {reason}", index)

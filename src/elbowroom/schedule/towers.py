@@ -10,7 +10,7 @@ from __future__ import annotations
 from elbowroom.errors import InvalidSchedule
 from elbowroom.problem import Step, Towers
 from elbowroom.schedule.operations import Backward, Discard, Forward, Loss, Operation, Schedule
-from elbowroom.schedule.simulation import Simulation, Span, refusal, total
+from elbowroom.schedule.simulation import Recorder, Simulation
 
 
 def simulate_towers(towers: Towers, schedule: Schedule, budget: int | None = None) -> Simulation:
@@ -21,22 +21,16 @@ def simulate_towers(towers: Towers, schedule: Schedule, budget: int | None = Non
     return machine.finish()
 
 
-class _Machine:
+class _Machine(Recorder):
     def __init__(self, problem: Towers, schedule: Schedule, budget: int | None) -> None:
         self.problem = problem
-        self.schedule = schedule
-        self.budget = budget
         self.activation = [tower.output_bytes for tower in problem.towers]
         self.gradient = [tower.gradient_bytes for tower in problem.towers]
         self.plain: list[set[int]] = [{0} for _ in problem.towers]  # activations on their own, by tower
         self.saved: list[set[int]] = [set() for _ in problem.towers]  # steps with a saved set
         self.at: list[int] | None = None  # after the loss: the position each tower's gradient is at
         self.stored = problem.resident_bytes + sum(tower.input_bytes for tower in problem.towers)
-        self.durations: list[float] = []
-        self.now: float = 0
-        self.spans: list[Span] = []
-        self.peak, self.peak_index = self.stored, 0
-        self.index = 0
+        super().__init__(schedule, budget, self.stored)
 
     def step(self, index: int, operation: Operation) -> None:
         self.index = index
@@ -59,7 +53,7 @@ class _Machine:
         for k, position in enumerate(self.at):
             if position:
                 raise InvalidSchedule(f"the schedule ends before backward [{k + 1}, {position}]")
-        return Simulation(self.schedule, total(self.durations), self.peak, self.peak_index, tuple(self.spans))
+        return self._simulation()
 
     def _forward(self, k: int, number: int, operation: Forward) -> None:
         step = self._step(k, number)
@@ -141,13 +135,8 @@ class _Machine:
 
     def _run(self, made: int, duration: float) -> None:
         level = self.stored + made
-        if self.budget is not None and level > self.budget:
-            raise self._refuse(f"needs {level - self.budget} bytes more than the budget of {self.budget}")
-        if level > self.peak:
-            self.peak, self.peak_index = level, self.index
-        self.durations.append(duration)
-        self.spans.append(Span(self.now, self.now + duration, level, self.index))
-        self.now += duration
+        self._check_bytes(level)
+        self._take_down(level, duration)
 
     def _put(self, k: int, position: int) -> None:
         self.plain[k].add(position)
@@ -177,6 +166,3 @@ class _Machine:
         if not 1 <= k <= len(self.problem.towers) or not 1 <= number <= len(self.problem.towers[k - 1]):
             raise self._refuse("there is no such step in these towers")
         return k - 1, number
-
-    def _refuse(self, reason: str) -> InvalidSchedule:
-        return refusal(self.schedule, self.index, reason)
