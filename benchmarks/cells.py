@@ -237,12 +237,13 @@ def how_it_runs(entry: Any) -> str:
 def told(tried: Any) -> dict[str, Any]:
     (plan,) = tried.planned
     predicted = {"predicted_bytes": plan.prediction.peak_bytes, "predicted_ms": 1e3 * plan.prediction.time_s}
-    return {**predicted, "peak_bytes": tried.peak_bytes, "ms": 1e3 * tried.time_s, "recorded": tried.recorded}
+    measured = {"peak_bytes": tried.peak_bytes, "ms": 1e3 * tried.time_s, "recorded": tried.recorded}
+    return {**predicted, **measured, "kernels_ms": 1e3 * tried.trials[0].kernels_s}
 
 
 def measure_alone(gate: Gate) -> None:
     """Have elbowroom's own measurements disturbed by nobody. Once in a process: a gate does not open twice."""
-    from elbowroom.execute import session, trials
+    from elbowroom.execute import rehearsal, session
 
     def within(place: Callable[[], Any], function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -251,9 +252,11 @@ def measure_alone(gate: Gate) -> None:
 
         return call
 
-    trials.cuda_seconds = within(partial(alone, gate), trials.cuda_seconds)
     session.measure_region = within(partial(alone, gate), session.measure_region)
-    trials.try_program = within(memory_handed_back, trials.try_program)
+    rehearsal.in_a_row = within(gate.alone, rehearsal.in_a_row)
+    rehearsal.without_host = within(gate.alone, rehearsal.without_host)
+    rehearsal.launched = within(memory_handed_back, rehearsal.launched)
+    rehearsal.recorded = within(memory_handed_back, rehearsal.recorded)
 
 
 @contextmanager

@@ -158,7 +158,10 @@ def _measure_cuda_op(
     return statistics.median(samples), workspace, sizes
 
 
-def cuda_seconds(call: Callable[[], Any], repeats: int) -> float:
+def cuda_seconds(call: Callable[[], Any], repeats: int, before: Callable[[], Any] | None = None) -> float:
+    """What the GPU takes for them all, one after the other; `before` is put in line first and not counted."""
+    if before is not None:
+        before()
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     for _ in range(repeats):
