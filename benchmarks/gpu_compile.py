@@ -28,7 +28,7 @@ import gpu_fit
 import torch
 from cases import MODELS, TINY_MODELS, Case
 from cells import Bench, Cell, Floor, add_options, measure_alone, rows_of, run_cell, run_fitted
-from gpu_fit import MIB, Book, Cpu, Gpu, Row, checkpointed, fastest, mib
+from gpu_fit import MIB, Book, Cpu, Gpu, Row, checkpointed, fastest
 from torch._functorch import config as functorch_config
 
 RATIOS = (0.5, 0.2, 0.05)
@@ -37,6 +37,7 @@ EXTRA_MIB = {"gpt2-medium": (8192, 6500), "resnet101": (1800,)}  # lower than an
 PLAIN, FIRST = "torch.compile", "elbowroom, first fit"
 ALONE = 0.6  # of what `torch.compile` takes, for the fit that is timed alone
 NOISE = 0.02
+PLOTS_WIDE = 3
 
 
 def main() -> int:
@@ -213,19 +214,27 @@ def save_plot(rows: Sequence[Row], path: Path) -> None:
     from matplotlib import pyplot
 
     models = list(dict.fromkeys(row.model for row in rows))
-    figure, axes = pyplot.subplots(1, len(models), figsize=(5 * len(models), 4), squeeze=False)
-    kinds = {"compile": "torch.compile", "budget": "activation_memory_budget", "blocks": "checkpointed blocks"}
-    for axis, model in zip(axes[0], models, strict=True):
-        for kind, label in {**kinds, "ours": "elbowroom"}.items():
-            these = [row for row in rows if (row.model, row.kind) == (model, kind) and row.ms]
-            points = sorted((mib(row.peak_bytes), row.ms) for row in these)
-            if points:
-                line = "-" if kind == "ours" else ""
-                axis.plot(*zip(*points, strict=True), marker="o", linestyle=line, label=label)
-        axis.set(title=model, xlabel="peak above the resident state (MiB)", ylabel="ms a step", ylim=(0, None))
-        axis.legend(fontsize=8)
+    columns = min(PLOTS_WIDE, len(models))
+    lines = -(-len(models) // columns)
+    figure, axes = pyplot.subplots(lines, columns, figsize=(4 * columns, 3 * lines), squeeze=False)
+    for axis in axes.flat[len(models) :]:
+        axis.axis("off")
+    for axis, model in zip(axes.flat, models, strict=False):
+        draw(axis, model, [row for row in rows if row.model == model and row.ms])
+    axes[0, 0].legend(loc="lower left", fontsize=8)
+    figure.supxlabel("peak above the resident state (GiB)", fontsize=10)
+    figure.supylabel("ms a step", fontsize=10)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=100)
+
+
+def draw(axis: Any, model: str, rows: Sequence[Row]) -> None:
+    kinds = {"compile": "torch.compile", "budget": "activation_memory_budget", "blocks": "checkpointed blocks"}
+    for kind, label in {**kinds, "ours": "elbowroom"}.items():
+        points = sorted((row.peak_bytes / 2**30, row.ms) for row in rows if row.kind == kind)
+        if points:
+            axis.plot(*zip(*points, strict=True), marker="o", linestyle="-" if kind == "ours" else "", label=label)
+    axis.set(title=model, xlim=(0, None), ylim=(0, 1.08 * max(row.ms for row in rows)))
 
 
 if __name__ == "__main__":
