@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,7 +13,9 @@ from torch import nn  # noqa: E402
 from elbowroom.capture.backend import make_backend  # noqa: E402
 from elbowroom.capture.joint_graph import tensor_bytes  # noqa: E402
 from elbowroom.execute.region import Looks  # noqa: E402
+from elbowroom.measuring import fused  # noqa: E402
 from elbowroom.measuring.fused import is_heavy, measure_fused  # noqa: E402
+from elbowroom.measuring.ops import CHANNELS_LAST  # noqa: E402
 
 
 def measured(model: nn.Module, x: torch.Tensor):
@@ -63,3 +67,18 @@ def test_a_reduction_over_rows_is_half_read_by_the_kernel_that_uses_it():
     rows = times(measured(nn.Sequential(nn.Conv2d(8, 8, 1), nn.LayerNorm([8, 16, 16])), x), "var_mean")
     channels = times(measured(nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)), x), "var_mean")
     assert 1.5 < max(channels.values()) / max(rows.values()) < 2.5
+
+
+@pytest.mark.parametrize(("wish", "time", "expected"), [(True, 9.0, True), (False, 0.5, True), (False, 2.0, False)])
+def test_on_a_gpu_convolutions_choose_their_layout_where_inductor_would_not(monkeypatch, wish, time, expected):
+    """Measured channels last a convolution takes `time` seconds, else one."""
+    captured = measured(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)), torch.randn(2, 3, 8, 8))
+
+    def costs_of(nodes, device, estimate, report):
+        return {key: (time if key.endswith(CHANNELS_LAST) else 1.0, 0, ()) for key in nodes}
+
+    monkeypatch.setattr(fused, "costs_of", costs_of)
+    monkeypatch.setattr(fused, "inductors_layout", lambda captured: wish)
+    channels_last = measure_fused(replace(captured, device=torch.device("cuda")), estimate=True)
+    assert channels_last == expected
+    assert set(times(captured, "convolution").values()) == {time if expected else 1.0}

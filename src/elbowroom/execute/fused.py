@@ -22,7 +22,6 @@ from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor import config as inductor_config
 from torch._inductor.choices import InductorChoices
 from torch._inductor.compile_fx import compile_fx_inner
-from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 
 from elbowroom.capture.fusion import is_fusible, reads_windows
@@ -49,11 +48,6 @@ SETTINGS: dict[str, Any] = {
 _FAR = 16  # kernels apart
 
 _IMAGES: dict[Any, int] = {aten.convolution.default: 1, aten.convolution_backward.default: 2}  # how many it reads
-
-
-def inductors_layout(captured: Captured) -> bool:
-    """Whether Inductor would lay the forward's images out channels last."""
-    return bool(GraphLowering.decide_layout_opt(captured.module, is_inference=False))
 
 
 class _Nearby(InductorChoices):

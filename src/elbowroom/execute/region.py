@@ -35,7 +35,7 @@ class Region:
         self.looks = looks
         self.programs: list[tuple[Program, Emitted]] = []
         self.current = -1
-        self.channels_last: bool | None = None  # for programs to be compiled; None: as Inductor would decide
+        self.channels_last: bool | None = None  # images of programs to be compiled; None: as Inductor would decide
         self.runs = 0
         self.tickets = Tickets()  # one for each forward
         self.watch: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered around every program run
@@ -68,9 +68,10 @@ class Region:
         elif self.captured.cones is None:
             emitted = emit(self.captured, program)
         else:
-            from elbowroom.execute.fused import Fused, inductors_layout  # the compiler takes seconds to import
+            from elbowroom.execute.fused import Fused  # the compiler takes seconds to import
+            from elbowroom.measuring.fused import inductors_layout
 
-            if self.channels_last is None:
+            if self.channels_last is None:  # nothing was measured
                 self.channels_last = inductors_layout(self.captured)
             fused = Fused(self.captured, program, self.channels_last)
             emitted = Emitted(fused.forward, fused.backward, "", fused)

@@ -414,7 +414,7 @@ def measure_region(region: Region, estimate: bool) -> None:
         else:
             from elbowroom.measuring.fused import measure_fused
 
-            measure_fused(region.captured, estimate=estimate, report=report)
+            region.channels_last = measure_fused(region.captured, estimate=estimate, report=report)
 
 
 @contextmanager

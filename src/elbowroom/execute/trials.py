@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from elbowroom.execute import rehearsal
-from elbowroom.execute.fused import inductors_layout
 from elbowroom.execute.recording import recordable
 from elbowroom.execute.region import Region
 from elbowroom.execute.rehearsal import Trial
@@ -147,11 +146,7 @@ class Trials:
         return min(fitting, key=lambda tried: tried.ranked_s, default=None)
 
     def _try(self, planned: list[Planned]) -> list[Tried]:
-        trials = []
-        for region, plan in zip(self.regions, planned, strict=True):
-            if region.channels_last is None:
-                region.channels_last = self._faster_layout(region, plan)
-            trials.append(self._trial(region, plan))
+        trials = [self._trial(region, plan) for region, plan in zip(self.regions, planned, strict=True)]
         ways = zip(*trials, strict=True)  # launched; recorded, if it can be
         return [Tried(tuple(planned), way, recorded=number > 0) for number, way in enumerate(ways)]
 
@@ -172,18 +167,6 @@ class Trials:
             between_bytes, late_bytes = plan.prediction.between_bytes, self.planners[0].around.late_bytes
             self._launches[region, number] = rehearsal.launched(region, number, between_bytes, late_bytes)
         return self._launches[region, number]
-
-    def _faster_layout(self, region: Region, plan: Planned) -> bool:
-        """Channels last if Inductor says so. Where it doubts, on a GPU, by trial: its rule is older than the GPUs."""
-        wish = inductors_layout(region.captured)
-        convolves = any("convolution" in op.target for op in region.captured.joint.ops)
-        if wish or not convolves or region.captured.device.type != "cuda":
-            return wish
-        times = {}
-        for layout in (False, True):
-            region.channels_last = layout
-            times[layout] = self._launched(region, plan).kernels_s
-        return times[True] < times[False]
 
 
 def _predicted_s(planned: Sequence[Planned]) -> float:

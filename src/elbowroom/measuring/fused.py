@@ -1,13 +1,14 @@
 """Times of a fused graph's operators: heavy kernels are measured, everything else is the traffic of its cone.
 
 A fused kernel reads what its cone reads and writes its own value; arithmetic hides behind that. Matrix products,
-convolutions and attention run as they would unfused and are measured so.
+convolutions and attention run as they would unfused and are measured so, in the layout that they will have.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import fx
+from torch._inductor.graph import GraphLowering
 
 from elbowroom.capture.fusion import is_fusible, is_reduction
 from elbowroom.capture.joint_graph import Captured, is_getitem, tensor_bytes
@@ -18,11 +19,11 @@ _REACHED = 0.75  # of a plain copy's speed, by generated kernels (ResNet-101 and
 _ROWS_SHARE = 0.5  # of the reads of a reduction over rows: the kernel that uses its result reads the same row anyway
 
 
-def measure_fused(captured: Captured, *, estimate: bool = False, report: Report = lambda part: None) -> None:
-    """Fill in `time` and `workspace` of every operator of a contracted graph."""
+def measure_fused(captured: Captured, *, estimate: bool = False, report: Report = lambda part: None) -> bool:
+    """Fill in `time` and `workspace` of every operator of a contracted graph; whether its images go channels last."""
     joint, nodes = captured.joint, captured.nodes
     heavy = {op.index: nodes[op.index] for op in joint.ops if op.key and is_heavy(nodes[op.index])}
-    keys = _keys(captured, heavy)
+    keys, channels_last = _laid_out(captured, heavy, estimate, report)
     costs = costs_of({keys[i]: node for i, node in heavy.items()}, captured.device, estimate, report)
     speed = _bytes_per_second(captured.device, estimate)
     for op in joint.ops:
@@ -30,6 +31,7 @@ def measure_fused(captured: Captured, *, estimate: bool = False, report: Report 
             op.time, op.workspace, _ = costs[keys[op.index]]
         elif op.kind in ("forward", "backward") and not is_getitem(nodes[op.index]) and not op.is_view:
             op.time = _LAUNCH + _traffic(captured, op.index) / (_REACHED * speed)
+    return channels_last
 
 
 def is_heavy(node: fx.Node) -> bool:
@@ -40,14 +42,29 @@ def is_heavy(node: fx.Node) -> bool:
 _HEAVY = ("mm.", "convolution", "attention", "lstm", "gru", "rnn")
 
 
-def _keys(captured: Captured, heavy: dict[int, fx.Node]) -> dict[int, str]:
-    """Heavy operators as they are known where nothing is fused. On CUDA, Inductor lays images out channels last."""
+def inductors_layout(captured: Captured) -> bool:
+    """Whether Inductor would lay the forward's images out channels last."""
+    return bool(GraphLowering.decide_layout_opt(captured.module, is_inference=False))
+
+
+def _laid_out(
+    captured: Captured, heavy: dict[int, fx.Node], estimate: bool, report: Report
+) -> tuple[dict[int, str], bool]:
+    """Heavy operators by the keys that they have where nothing is fused, in the better layout; and whether that is
+    channels last. Where Inductor would not choose it, on a GPU, the convolutions decide: its rule is an old one."""
     assert captured.unfused is not None
     known = {node: op.key for op, node in zip(captured.unfused.joint.ops, captured.unfused.nodes, strict=True)}
-    images = captured.device.type == "cuda"
-    return {
-        i: known[node] + CHANNELS_LAST * (images and "convolution" in str(node.target)) for i, node in heavy.items()
-    }
+    plain = {i: known[node] for i, node in heavy.items()}
+    if captured.device.type != "cuda":
+        return plain, inductors_layout(captured)
+    convolutions = {i: node for i, node in heavy.items() if "convolution" in str(node.target)}
+    last = {i: key + CHANNELS_LAST * (i in convolutions) for i, key in plain.items()}
+    if inductors_layout(captured) or not convolutions:
+        return last, bool(convolutions)
+    both = {keys[i]: node for keys in (plain, last) for i, node in convolutions.items()}
+    costs = costs_of(both, captured.device, estimate, report)
+    in_plain, in_last = (sum(costs[keys[i]][0] for i in convolutions) for keys in (plain, last))
+    return (last, True) if in_last <= in_plain else (plain, False)
 
 
 def _traffic(captured: Captured, i: int) -> float:
