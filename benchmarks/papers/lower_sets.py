@@ -16,7 +16,7 @@ more or fewer nodes.
 
 With `--cost ours` the picture is the same: 82, 56, 76, 85, 46, 85 and 65 % below plain, in the paper's order, at 1.58
 to 1.87 times a forward's time; the chain is lower on six of seven again. But the exact time-centric search of
-GoogLeNet's 22,245 lower sets takes four minutes (4 s with whole numbers): measured times are no multiples of one
+GoogLeNet's 22,245 lower sets takes three minutes (3 s with whole numbers): measured times are no multiples of one
 another, so hundreds of pairs of time and memory remain at each set where few did.
 """
 

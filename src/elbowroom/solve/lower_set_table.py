@@ -42,6 +42,8 @@ FEW_SETS, FEW_NODES = 4_000, 800  # to try all of them takes seconds
 MOST_PAIRS = 2_000  # of time and memory, for each set
 FEWER_PAIRS = 2**17  # for all sets together, where the answer is not exact anyway
 
+RAISED = 1.5  # a guess that was too low: the time grows steeply with it
+
 Mask = int  # a set of nodes, one bit for each
 
 
@@ -136,6 +138,7 @@ class LowerSetTable:
         bits = np.unpackbits(np.frombuffer(packed, dtype=np.uint8).reshape(count, -1), axis=1, bitorder="little")
         self._inside: NDArray[np.bool_] = bits[:, :nodes].astype(bool)
         boundary = self._boundary()
+        ending = self._ending(boundary)
         nothing = np.zeros(count, dtype=np.int64)
         referee = accounting is Accounting.REFEREE
         self.sets = Sets(
@@ -145,7 +148,8 @@ class LowerSetTable:
             boundary @ node_bytes if referee else nothing,
             nothing if referee else self._readers(node_bytes),
             *_listed(boundary),
-            *_listed(self._ending(boundary)),
+            *_listed(ending),
+            (boundary | ending) @ node_times,
             node_bytes,
             node_times,
         )
@@ -165,23 +169,11 @@ class LowerSetTable:
 
     def fastest(self, budget: int) -> Chosen:
         """The sequence with the least time within the budget."""
-        # What takes longer than the answer need not be looked at: the answer is guessed, and the guess doubled.
-        forward_time = float(self.sets.times[-1])
-        most_time = forward_time / 64
-        while most_time < forward_time:
-            found = self._best(FASTEST, budget, most_time)
-            if found is not None:
-                return found
-            most_time *= 2
-        found = self._best(FASTEST, budget, math.inf)
-        assert found is not None, "a budget below the least"
-        return found
+        return self._best(FASTEST, budget)
 
     def coarsest(self, budget: int) -> Chosen:
         """The sequence that computes most again within the budget (002 §4.4: its parts are large)."""
-        found = self._best(COARSEST, budget, math.inf)
-        assert found is not None, "a budget below the least"
-        return found
+        return self._best(COARSEST, budget)
 
     def smallest(self) -> tuple[Chosen, int]:
         """The sequence with the least sum of all boundaries and the largest part without its own; and that sum."""
@@ -190,11 +182,17 @@ class LowerSetTable:
         best = int(np.argmin(sums))
         return self._traced(starts, origins, int(starts[-2]) + best, thinned), int(sums[best])
 
-    def _best(self, goal: int, budget: int, most_time: float) -> Chosen | None:
-        starts, _, _, origins, thinned = self._fronts(goal, budget, most_time)
-        if starts[-1] == starts[-2]:
-            return None
-        return self._traced(starts, origins, int(starts[-2]), thinned)  # the first pair of the whole graph is best
+    def _best(self, goal: int, budget: int) -> Chosen:
+        """What takes longer than the answer need not be looked at: the answer is guessed, and the guess raised."""
+        forward_time = float(self.sets.times[-1])
+        most_time = forward_time / 64
+        while True:
+            guess = most_time if most_time < forward_time else math.inf
+            starts, _, _, origins, thinned = self._fronts(goal, budget, guess)
+            if starts[-1] > starts[-2]:
+                return self._traced(starts, origins, int(starts[-2]), thinned)  # the whole graph's first pair is best
+            assert guess < math.inf, "a budget below the least"
+            most_time *= RAISED
 
     def _fronts(self, goal: int, budget: int, most_time: float) -> tuple[Ints, Floats, Ints, Ints, bool]:
         return fill_fronts(budget, most_time, self.most_pairs, goal, self.sets)

@@ -19,6 +19,7 @@ from elbowroom.solve.kernels.rows import Floats, Ints
 Words = NDArray[np.uint64]
 NEVER = 2**62
 FASTEST, COARSEST, SMALLEST = 0, 1, 2
+_ROUNDING = 1e-9  # of sums of times
 
 
 class Sets(NamedTuple):
@@ -26,6 +27,7 @@ class Sets(NamedTuple):
 
     A list of nodes for every set (those of its boundary; those that lead nowhere outside) is one array and where each
     set's nodes begin. `before` and `after` are bytes of gradients that a step from, or to, a set has to hold.
+    `spares` is the time of both its lists: a step to it computes everything else again.
     """
 
     words: Words
@@ -37,6 +39,7 @@ class Sets(NamedTuple):
     boundary: Ints
     ending_starts: Ints
     ending: Ints
+    spares: Floats
     node_bytes: Ints
     node_times: Floats
 
@@ -45,17 +48,24 @@ class Sets(NamedTuple):
 def steps_to(
     j: int,
     lowest: Ints,
+    earliest: Floats,
     budget: int,
+    most_time: float,
     sets: Sets,
     sources: Ints,
     need: Ints,
     keep: Ints,
 ) -> int:
-    """List the steps to set j that the budget allows, given the least that may be kept before; how many there are."""
+    """List the steps to set j that may lead somewhere; how many there are.
+
+    They are within the budget with the least that may be kept before. `earliest` says when each set is reached at the
+    earliest, less the time of its nodes: what arrives at j after `most_time` comes too late.
+    """
+    latest = most_time - sets.times[j] + sets.spares[j] + _ROUNDING * sets.times[j]
     found = 0
     for i in range(j):
         bytes_needed = _needs(sets, i, j)
-        if lowest[i] + bytes_needed > budget or not _contains(sets.words[j], sets.words[i]):
+        if lowest[i] + bytes_needed > budget or earliest[i] > latest or not _contains(sets.words[j], sets.words[i]):
             continue
         sources[found], need[found] = i, bytes_needed
         keep[found] = _missing(sets.words[i], sets.boundary_starts, sets.boundary, j, sets.node_bytes)
@@ -162,13 +172,13 @@ def fill_fronts(
 ) -> tuple[Ints, Floats, Ints, Ints, bool]:
     """For each set all pairs of time and kept bytes that no other beats. What counts as time depends on the goal:
 
-    FASTEST: what is computed again, the less the better; pairs that take more than `most_time` are left out.
-    COARSEST: the same, the more the better, and the last part counts as computed again.
+    FASTEST: what is computed again.
+    COARSEST: what is not computed again; the last part counts as if it were.
     SMALLEST: the largest part, in bytes, without its boundary.
 
-    Returns where each set's pairs begin, their times (COARSEST: negative) and kept bytes, and the pair each came
-    from. A set with more than `most` pairs keeps so many of them, evenly spread; the last result tells whether one
-    had to.
+    Pairs that take more than `most_time` are left out. Returns where each set's pairs begin, their times and kept
+    bytes, and the pair each came from. A set with more than `most` pairs keeps so many of them, evenly spread; the
+    last result tells whether one had to.
     """
     count_of_sets = len(sets.sizes)
     last = count_of_sets - 1
@@ -179,36 +189,35 @@ def fill_fronts(
     # The least kept at each set: of all pairs, and of those to go on from. Others end with the next step.
     least_kept, least_going_on = np.full(count_of_sets, NEVER), np.full(count_of_sets, NEVER)
     least_kept[0] = least_going_on[0] = 0
+    earliest = np.full(count_of_sets, np.inf if goal == FASTEST else -np.inf)
+    earliest[0] = -sets.times[0] if goal == FASTEST else -np.inf
     going_on = np.full(1024, True)  # pairs from which the rest does not do as one part
     sources, need, keep = np.empty(last, np.int64), np.empty(last, np.int64), np.empty(last, np.int64)
-    again = np.empty(last)
+    part = np.empty(last)
     room = 4096 + 4 * most
     new_times, new_kept, new_origins = np.empty(room), np.empty(room, np.int64), np.empty(room, np.int64)
     thinned = False
     for j in range(1, count_of_sets):
         begins = least_kept if j == last else least_going_on
-        steps = steps_to(j, begins, budget, sets, sources, need, keep)
+        steps = steps_to(j, begins, earliest, budget, most_time, sets, sources, need, keep)
         for p in range(steps):
             i = sources[p]
             if goal == SMALLEST:
-                again[p] = float(sets.sizes[j] - sets.sizes[i] - keep[p])
+                part[p] = float(sets.sizes[j] - sets.sizes[i] - keep[p])
             elif goal == COARSEST and j == last:
-                again[p] = sets.times[j] - sets.times[i]
+                part[p] = 0.0
             else:
                 spared = _missing(sets.words[i], sets.boundary_starts, sets.boundary, j, sets.node_times)
                 spared += _missing(sets.words[i], sets.ending_starts, sets.ending, j, sets.node_times)
-                again[p] = max(0.0, sets.times[j] - sets.times[i] - spared)
+                part[p] = spared if goal == COARSEST else max(0.0, sets.times[j] - sets.times[i] - spared)
         size = found = 0  # the first `size` are a front, those up to `found` candidates; now and then they join
         for p in range(steps):
-            if again[p] > most_time:
+            if part[p] > most_time:
                 continue
             for q in range(starts[sources[p]], starts[sources[p] + 1]):
                 if kept[q] + need[p] > budget or (not going_on[q] and j < last):
                     continue
-                if goal == SMALLEST:
-                    time = max(times[q], again[p])
-                else:
-                    time = times[q] + again[p] if goal == FASTEST else times[q] - again[p]
+                time = max(times[q], part[p]) if goal == SMALLEST else times[q] + part[p]
                 if time > most_time:
                     continue
                 if _is_beaten(new_times, new_kept, size, time, kept[q] + keep[p]):
@@ -235,5 +244,7 @@ def fill_fronts(
             if going_on[count]:
                 least_going_on[j] = min(least_going_on[j], kept[count])
             count += 1
+        if goal == FASTEST and size > 0:
+            earliest[j] = new_times[0] - sets.times[j]
         starts[j + 1] = count
     return starts, times[:count], kept[:count], origins[:count], thinned
