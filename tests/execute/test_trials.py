@@ -8,8 +8,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from elbowroom.execute import trials
-from elbowroom.execute.trials import Trial, Trials, Tried
+from elbowroom.execute import rehearsal, trials
+from elbowroom.execute.rehearsal import Trial
+from elbowroom.execute.trials import Trials, Tried
 
 LEAST, MOST = 20, 100
 
@@ -44,7 +45,7 @@ def loop(monkeypatch):
         found = Trials([SimpleNamespace(release=lambda: None, captured=captured)], [planner])
         found.compiled = []
 
-        def attempt(plans):
+        def attempt(plans, *, recorded):
             size = int(plans[0].program)
             found.compiled.append(size)
             tried = [Tried(tuple(plans), (Trial(measured(size), time(size)),))]
@@ -160,3 +161,33 @@ def test_the_fastest_that_fits_serves_even_if_it_needs_less(loop):
     for room in (60, 80, 200):
         assert best(found, room).time_s == 1.0
     assert best(found, 40).time_s == 5.0
+
+
+@pytest.mark.parametrize(
+    ("kernels_s", "recorded", "pool", "ways"),
+    [
+        (0.5, False, 70, [False, True]),  # kernels wait for the host
+        (0.99, False, 70, [False]),  # they do not
+        (0.5, False, None, [False]),  # it cannot be recorded
+        (0.5, True, 70, [True]),  # a recording is what is wanted
+        (0.5, True, None, [False]),
+    ],
+)
+def test_what_is_tried_of_a_program(monkeypatch, kernels_s, recorded, pool, ways):
+    monkeypatch.setattr(trials, "recordable", lambda captured: True)
+    monkeypatch.setattr(rehearsal, "launched", lambda *args: Trial(60, 1.0, kernels_s))
+    monkeypatch.setattr(rehearsal, "recorded", lambda *args: None if pool is None else Trial(pool, 0.6))
+    plan = planned(60)
+    plan.prediction.between_bytes = 0
+    around = SimpleNamespace(late_bytes=0, outside_bytes=0)
+    region = Region()
+    found = Trials([region], [SimpleNamespace(around=around)], left_free=0)._try([plan], recorded=recorded)
+    assert [tried.recorded for tried in found] == ways
+    assert [tried.peak_bytes for tried in found] == [70 if way else 60 for way in ways]
+
+
+class Region:
+    captured = None
+
+    def add(self, program) -> int:
+        return 0

@@ -52,20 +52,27 @@ def launched(region: Region, number: int, between_bytes: int, late_bytes: int = 
         if region.captured.device.type != "cuda":
             peak, time = _measured_on_host(step)
             return Trial(max(peak - late_bytes, between_bytes), time, time)
-        with garbage_collected():  # a trial that failed leaves some
-            peak, time = _measured_on_gpu(step, region.captured.device)
+        peak, time = _measured_on_gpu(step, region.captured.device)
         return Trial(max(peak - late_bytes, between_bytes), time, without_host(step))
 
 
-def recorded(region: Region, number: int, outside_bytes: int, late_bytes: int = 0) -> Trial | None:
-    """The same program as CUDA graphs, if that can be; `outside_bytes` are needed while it holds its memory."""
+def recorded(region: Region, number: int, between_bytes: int, outside_bytes: int) -> Trial | None:
+    """The same as CUDA graphs, if that can be; `outside_bytes` are needed while the recording holds its memory.
+
+    It has memory for gradients all the time. Now and then it will be launched, with these there: that must fit, too.
+    """
     with _quietly():
         fused, inputs = _fused(region, number), _inputs(region)
         try:
-            return _recorded(fused, inputs, outside_bytes, has_run=not late_bytes)
+            buffers = fused.gradient_buffers(inputs)
+            launch = partial(run_once, fused, inputs, buffers)
+            launch()
+            peak, _ = _measured_on_gpu(launch, region.captured.device)
+            pool, time = _recorded(fused, inputs, buffers)
         except Exception as failure:  # what cannot be recorded is launched
             LOG.info("not recorded: %s", failure)
             return None
+        return Trial(max(peak, between_bytes, pool + outside_bytes), time)
 
 
 def run_once(fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor] | None) -> None:
@@ -79,10 +86,7 @@ def run_once(fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor] | 
     del results
 
 
-def _recorded(fused: Fused, inputs: Sequence[Any], outside_bytes: int, *, has_run: bool) -> Trial:
-    buffers = fused.gradient_buffers(inputs)
-    if not has_run:  # gradients in a fixed place take another backward
-        run_once(fused, inputs, buffers)
+def _recorded(fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor]) -> tuple[int, float]:
     recording = Recording(fused, inputs, buffers, "write")
     arriving = _arriving(fused)
 
@@ -91,7 +95,7 @@ def _recorded(fused: Fused, inputs: Sequence[Any], outside_bytes: int, *, has_ru
         recording.backward(arriving)
 
     step()
-    return Trial(recording.bytes + outside_bytes, in_a_row(step))
+    return recording.bytes, in_a_row(step)
 
 
 # --- measuring -----------------------------------------------------------------------------------------------
@@ -105,10 +109,11 @@ def _measured_on_host(step: Callable[[], None]) -> tuple[int, float]:
 
 def _measured_on_gpu(step: Callable[[], None], device: torch.device) -> tuple[int, float]:
     torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    time = in_a_row(step)
-    return torch.cuda.max_memory_allocated(device) - before, time
+    with garbage_collected():  # a trial that failed leaves some
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        time = in_a_row(step)
+        return torch.cuda.max_memory_allocated(device) - before, time
 
 
 def in_a_row(step: Callable[[], None]) -> float:

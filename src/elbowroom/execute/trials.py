@@ -10,7 +10,7 @@ as recordings. These hold their memory, so each is given up after its trial; the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from elbowroom.execute import rehearsal
@@ -66,10 +66,11 @@ class Tried:
 
 
 class _Hope(NamedTuple):
-    """Plans that are worth a trial, and their time, as ranked, if all goes as with what was tried."""
+    """Plans that are worth a trial, launched or as a recording, and their time, as ranked, if all goes as before."""
 
     ranked_s: float
     planned: list[Planned]
+    recorded: bool = False
 
 
 class Trials:
@@ -89,16 +90,16 @@ class Trials:
     def best(self, room: int, most: int, report: Callable[[float], None]) -> Tried | None:
         """The fastest measured within `room`, compiling at most so many; None if not even the lowest fits."""
         for attempt in range(most):
-            planned = self._next(room, attempt, last=attempt == most - 1)
-            if planned is None or self._is_known(planned):
+            hope = self._next(room, attempt, last=attempt == most - 1)
+            if hope is None or self._is_known(hope.planned):
                 break
             report(attempt / most)
             for region in self.regions:
                 region.release()
-            self.known += self._try(planned)
+            self.known += self._try(hope.planned, recorded=hope.recorded)
         return self._fitting(room)
 
-    def _next(self, room: int, attempt: int, *, last: bool) -> list[Planned] | None:
+    def _next(self, room: int, attempt: int, *, last: bool) -> _Hope | None:
         """What to compile next: what promises to be best, further from the edge each time.
 
         If nothing new does, or for the last chance after far misses, the lowest.
@@ -108,10 +109,10 @@ class Trials:
         away = int((_FAR_AWAY if missed else attempt * _AWAY) * room)
         hope = min(self._hopes(room, away), default=None, key=lambda hope: hope.ranked_s)
         if found is not None:
-            return hope.planned if hope is not None and hope.ranked_s * _GAIN < found.ranked_s else None
+            return hope if hope is not None and hope.ranked_s * _GAIN < found.ranked_s else None
         if hope is None or (missed and self.least_bytes > (1 + _FAR_AWAY) * room):
-            return [planner.least for planner in self.planners]
-        return hope.planned
+            return _Hope(0.0, [planner.least for planner in self.planners])
+        return hope
 
     def _hopes(self, room: int, away: int) -> Iterator[_Hope]:
         """The best plan launched and the best recorded, as far as they were not tried yet.
@@ -130,7 +131,7 @@ class Trials:
                 nearest = min(alike, key=lambda tried: abs(tried.peak_bytes - room))
                 planned = plan_together(list(self.planners), room - nearest.surplus - away)
                 if planned is not None and not self._is_known(planned):
-                    yield _Hope(nearest.ranked_as(planned), planned)
+                    yield _Hope(nearest.ranked_as(planned), planned, recorded)
 
     @property
     def least_bytes(self) -> int:
@@ -145,21 +146,16 @@ class Trials:
         fitting = [tried for tried in self.known if tried.peak_bytes <= room]
         return min(fitting, key=lambda tried: tried.ranked_s, default=None)
 
-    def _try(self, planned: list[Planned]) -> list[Tried]:
-        trials = [self._trial(region, plan) for region, plan in zip(self.regions, planned, strict=True)]
-        ways = zip(*trials, strict=True)  # launched; recorded, if it can be
-        return [Tried(tuple(planned), way, recorded=number > 0) for number, way in enumerate(ways)]
-
-    def _trial(self, region: Region, plan: Planned) -> list[Trial]:
-        """Launched and, where its kernels wait for the host, recorded."""
-        around, launched = self.planners[0].around, self._launched(region, plan)
-        waits = launched.time_s > _WAITS * launched.kernels_s
-        if waits and self.left_free is not None and recordable(region.captured):
-            outside_bytes = around.outside_bytes + self.left_free
-            recorded = rehearsal.recorded(region, region.add(plan.program), outside_bytes, around.late_bytes)
-            if recorded is not None:  # now and then it will be launched all the same: both must fit
-                return [launched, replace(recorded, peak_bytes=max(launched.peak_bytes, recorded.peak_bytes))]
-        return [launched]
+    def _try(self, planned: list[Planned], *, recorded: bool) -> list[Tried]:
+        """Launched and, where its kernels wait for the host, as a recording; or at once as a recording."""
+        if recorded and (trial := self._recorded(planned[0])) is not None:
+            return [Tried(tuple(planned), (trial,), recorded=True)]
+        launched = [self._launched(region, plan) for region, plan in zip(self.regions, planned, strict=True)]
+        tried = [Tried(tuple(planned), tuple(launched))]
+        waits = tried[0].time_s > _WAITS * sum(trial.kernels_s for trial in launched)
+        if waits and not recorded and (trial := self._recorded(planned[0])) is not None:
+            tried.append(Tried(tuple(planned), (trial,), recorded=True))
+        return tried
 
     def _launched(self, region: Region, plan: Planned) -> Trial:
         number = region.add(plan.program)
@@ -167,6 +163,13 @@ class Trials:
             between_bytes, late_bytes = plan.prediction.between_bytes, self.planners[0].around.late_bytes
             self._launches[region, number] = rehearsal.launched(region, number, between_bytes, late_bytes)
         return self._launches[region, number]
+
+    def _recorded(self, plan: Planned) -> Trial | None:
+        region, around = self.regions[0], self.planners[0].around
+        if self.left_free is None or not recordable(region.captured):
+            return None
+        outside_bytes = around.outside_bytes + self.left_free
+        return rehearsal.recorded(region, region.add(plan.program), plan.prediction.between_bytes, outside_bytes)
 
 
 def _predicted_s(planned: Sequence[Planned]) -> float:
