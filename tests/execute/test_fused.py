@@ -23,6 +23,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import elbowroom  # noqa: E402
 from elbowroom.errors import BudgetTooSmall, InputError  # noqa: E402
+from elbowroom.execute.session import Session  # noqa: E402
 from elbowroom.execute.trials import Trials  # noqa: E402
 from elbowroom.report.training_demo import Transformer  # noqa: E402
 
@@ -452,3 +453,33 @@ def test_stages_cut_by_hand_are_not_fused():
     model, x = perceptron()
     with pytest.raises(InputError, match="kernels"):
         elbowroom.fit(model, x, budget="1GiB", kernels="inductor", stages=list(model))
+
+
+def test_a_model_that_changes_takes_one_step_without_a_trial_and_is_tried_again(monkeypatch):
+    """Freezing a layer makes PyTorch trace anew, in the middle of a step."""
+    captured = []
+    on_capture = Session._on_capture
+
+    def noted(self, region):
+        during = self._looks.calls is None
+        on_capture(self, region)
+        captured.append((during, region.captured.cones is not None))
+
+    monkeypatch.setattr(Session, "_on_capture", noted)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
+    plain, x = copy.deepcopy(model), torch.randn(64, 16)
+    fitted = elbowroom.fit(model, x, budget="1GiB", kernels="inductor", loss=lambda y: y.sum(), strict=True)
+    for step in range(3):
+        for each in (fitted, plain):
+            each[2].requires_grad_(step < 1)
+            each.zero_grad()
+        fitted(x).backward()
+        plain(x).sum().backward()
+        for ours, theirs in zip(fitted.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+    fused, during = True, True
+    assert captured == [(not during, fused), (during, not fused)]
+    (entry,) = fitted.elbowroom.entries.values()
+    assert len(entry.regions[0].captured.joint.gradients) == 4
+    assert entry.regions[0].programs[entry.regions[0].current][1].fused is not None

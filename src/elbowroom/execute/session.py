@@ -18,6 +18,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from elbowroom.capture.backend import capture_settings, make_backend
 from elbowroom.capture.fingerprint import fingerprint
+from elbowroom.capture.joint_graph import Captured
 from elbowroom.capture.unplanned import hooked_modules, unplanned_nodes
 from elbowroom.errors import BudgetTooSmall, ElbowroomError, InputError, Unplanned
 from elbowroom.execute.emit import copied_gradients
@@ -71,7 +72,7 @@ class Session:
         self.entries: dict[Any, Entry] = {}
         self._looks = Looks()
         self._refusals: list[str] = []
-        self._late: list[Region] = []
+        self._late: list[tuple[Region, Captured]] = []  # graphs traced in the middle of a step, as they were traced
         self._said: set[str] = set()
         self._instead: Session | None = None
         backend = make_backend(
@@ -96,6 +97,8 @@ class Session:
         with capture_settings(self._graph_limit), _own_errors():
             outputs = self._compiled(*args, **kwargs)
         if self._late:  # the model has changed under this shape: look at it afresh before the next step
+            for region, captured in self._late:
+                region.captured = captured
             self._late = []
             self.entries = {key: other for key, other in self.entries.items() if other is not entry}
         elif not all(region.runs > runs for region, runs in before.items()):
@@ -172,7 +175,10 @@ class Session:
     def _on_capture(self, region: Region) -> None:
         if self._looks.calls is not None:
             return
-        # Traced outside `prepare`: something else than the shape changed. It gets a plan of its own, at once.
+        # Traced outside `prepare`: something else than the shape changed. It gets a plan of its own, at once, for one
+        # step: with PyTorch's kernels, of which it is known what they take without a trial.
+        captured = region.captured
+        region.captured = captured.unfused or captured
         around = surroundings(region, self.settings.loss_inside)
         measure_region(region, self.settings.estimate)
         resident = resident_bytes(self.model, (), self.settings.optimizer, region.captured.device)
@@ -181,7 +187,7 @@ class Session:
         if planned is None:
             raise too_small(self.settings.budget_bytes, resident, [planner], region.captured.device)
         region.install(planned.program)
-        self._late.append(region)
+        self._late.append((region, captured))
 
     def _record(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Region], str]:
         """The graphs that one call runs, in order, and what they leave out. Changes no buffer, no random state."""
