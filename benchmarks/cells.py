@@ -54,6 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """What a script with cells takes; `--cell` and `--gate` are for the processes that it starts itself."""
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all rows here, as they come")
     parser.add_argument("--reps", type=int, default=20, help="timed steps of each cell")
+    parser.add_argument("--compilations", type=int, default=3, help="plans that a fit may compile, at most")
     parser.add_argument("--jobs", type=int, default=8, help="cells that compile side by side")
     parser.add_argument(
         "--with", dest="known", type=Path, metavar="FILE", help="an earlier run's --json, to go on with"
@@ -62,6 +63,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--show", nargs="+", type=Path, metavar="FILE", help="the table of earlier --json files")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     parser.add_argument("--gate", type=Path, help=argparse.SUPPRESS)
+
+
+def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    for name in ("jobs", "reps", "compilations"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name}: must be at least 1")
 
 
 def rows_of(*paths: Path) -> list[Row]:
@@ -125,7 +132,8 @@ class Floor:
 
     def _start(self, cell: Cell) -> subprocess.Popen:
         command = [sys.executable, self.script, "--cell", json.dumps(asdict(cell)), "--gate", str(self.folder)]
-        command += ["--reps", str(self.options.reps), *(["--tiny"] if self.options.tiny else [])]
+        command += ["--reps", str(self.options.reps), "--compilations", str(self.options.compilations)]
+        command += ["--tiny"] if self.options.tiny else []
         settings = {"TORCHINDUCTOR_CACHE_DIR": f"{self.folder}/inductor", "TRITON_CACHE_DIR": f"{self.folder}/triton"}
         if cell.kind != "alone":
             threads = max(2, 2 * (os.cpu_count() or 1) // self.options.jobs)
@@ -151,7 +159,7 @@ def run_cell(
         with torch.device(device.kind):
             case = makers[cell.model]()
         case.model.train()
-        row = run(Bench(case, device, gate, options.reps), cell)
+        row = run(Bench(case, device, gate, options.reps, options.compilations), cell)
     except Exception as failure:
         row = Row(cell.model, cell.how, cell.kind, cell.room_bytes, error=said(failure))
     print(json.dumps(asdict(row)), flush=True)
@@ -164,6 +172,7 @@ class Bench:
     device: Any
     gate: Gate
     reps: int
+    compilations: int
 
     def __post_init__(self) -> None:
         """Parameters, buffers, batch as they are, and gradients to come."""
@@ -204,8 +213,9 @@ def run_fitted(bench: Bench, cell: Cell) -> tuple[Row, Any]:
     case, device = bench.case, bench.device
     budget = NO_LIMIT if cell.room_bytes is None else bench.resident_bytes + cell.room_bytes
     started = time.perf_counter()
+    wishes = {"loss": case.loss, "kernels": cell.kernels, "compilations": bench.compilations}
     with device.autocast(), warnings.catch_warnings(record=True) as said_so:
-        model = fit(case.model, *case.inputs, case.target, budget=budget, loss=case.loss, kernels=cell.kernels)
+        model = fit(case.model, *case.inputs, case.target, budget=budget, **wishes)
     seconds = time.perf_counter() - started + bench.first(model)
     cost = bench.measure(model)
     (entry,) = model.elbowroom.entries.values()

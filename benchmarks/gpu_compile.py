@@ -27,7 +27,7 @@ from typing import Any
 import gpu_fit
 import torch
 from cases import MODELS, TINY_MODELS, Case
-from cells import Bench, Cell, Floor, add_options, measure_alone, rows_of, run_cell, run_fitted
+from cells import Bench, Cell, Floor, add_options, check_options, measure_alone, rows_of, run_cell, run_fitted
 from gpu_fit import MIB, Book, Cpu, Gpu, Row, checkpointed, fastest
 from torch._functorch import config as functorch_config
 
@@ -73,8 +73,7 @@ def parse() -> argparse.Namespace:
         parser.error(f"--models: no model {min(unknown)!r}; known: {', '.join(known)}")
     if not options.models and not options.show and not options.cell:
         parser.error(f"--models: name some of {', '.join(known)}")
-    if options.jobs < 1 or options.reps < 1:
-        parser.error("--jobs and --reps: must be at least 1")
+    check_options(parser, options)
     return options
 
 

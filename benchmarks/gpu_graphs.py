@@ -26,7 +26,7 @@ from pathlib import Path
 import gpu_fit
 import torch
 from cases import GRAPH_MODELS, TINY_GRAPH_MODELS
-from cells import Bench, Cell, Floor, add_options, measure_alone, rows_of, run_cell, run_fitted
+from cells import Bench, Cell, Floor, add_options, check_options, measure_alone, rows_of, run_cell, run_fitted
 from gpu_fit import Book, Cpu, Gpu, Row, mib, number
 
 KERNELS = "torch", "inductor"
@@ -71,8 +71,7 @@ def parse() -> argparse.Namespace:
     options.known = rows_of(options.known) if options.known else []
     if unknown := set(options.models) - set(known):
         parser.error(f"--models: no model {min(unknown)!r}; known: {', '.join(known)}")
-    if options.jobs < 1 or options.reps < 1:
-        parser.error("--jobs and --reps: must be at least 1")
+    check_options(parser, options)
     return options
 
 
