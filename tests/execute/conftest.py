@@ -1,4 +1,7 @@
-"""One thread, so that parallel tests do not fight; measurements of operators go to a folder of their own."""
+"""One thread, so that parallel tests do not fight; measurements of operators go to a folder of their own.
+
+For whole modules: models that these fit once must not see another number of threads, or PyTorch traces them again.
+"""
 
 import os
 import tempfile
@@ -8,7 +11,7 @@ import pytest
 os.environ.setdefault("ELBOWROOM_CACHE", os.path.join(tempfile.gettempdir(), f"elbowroom-tests-{os.getuid()}"))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _one_thread():
     torch = pytest.importorskip("torch")
     threads = torch.get_num_threads()

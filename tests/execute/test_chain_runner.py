@@ -22,15 +22,6 @@ CPU = torch.device("cpu")
 SOLVERS = ("persistent", "floating", "sequential")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Threads that wait for each other on a busy machine take far longer than the work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 # --- models --------------------------------------------------------------------------------------------------
 
 

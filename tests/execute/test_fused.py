@@ -143,17 +143,11 @@ def assert_close(ours: Step, theirs: Step) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _settings():
-    """One thread, as in the other tests, but from the first fit on: kernels are compiled for a number of threads.
-
-    Without vector instructions the compiler is faster.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """Without vector instructions the compiler is faster."""
     torch._dynamo.reset()
     with inductor_config.patch({"cpp.simdlen": 1}):
         yield
     torch._dynamo.reset()
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", params=[transformer, cnn], ids=["transformer", "cnn"])
