@@ -157,6 +157,20 @@ def test_thousands_of_graphs_of_seven_nodes():
             assert found == pytest.approx(_least_overhead(graph, family, room), abs=1e-9)
 
 
+@pytest.mark.parametrize("accounting", Accounting)
+def test_larger_graphs_have_the_answer_that_is_found_without_a_guess(accounting):
+    """A guess leaves out what comes too late, and what cannot end in time: never the answer."""
+    rng = Random(5)
+    for _ in range(150):
+        graph = random_graph(rng, rng.randint(10, 14))
+        table = LowerSetTable(graph, all_lower_sets(graph), accounting)
+        for room in (table.least_budget, int(1.2 * table.least_budget), int(1.6 * table.least_budget)):
+            starts, times, *_ = table._fronts(lower_sets.FASTEST, room, float("inf"))
+            chosen = [as_set(mask) for mask in table.fastest(room).masks]
+            assert overhead(graph, chosen, last_too=False) == pytest.approx(times[starts[-2]], abs=1e-9)
+            assert table._least_time(room) <= times[starts[-2]] + 1e-9
+
+
 def _least_overhead(graph, family, budget):
     whole = frozenset(range(len(graph)))
 

@@ -42,7 +42,7 @@ FEW_SETS, FEW_NODES = 4_000, 800  # to try all of them takes seconds
 MOST_PAIRS = 2_000  # of time and memory, for each set
 FEWER_PAIRS = 2**17  # for all sets together, where the answer is not exact anyway
 
-RAISED = 1.5  # a guess that was too low: the time grows steeply with it
+FEW_PAIRS = 1_000  # they cost nothing
 
 Mask = int  # a set of nodes, one bit for each
 
@@ -152,6 +152,7 @@ class LowerSetTable:
             (boundary | ending) @ node_times,
             node_bytes,
             node_times,
+            *self._dearest(node_bytes, node_times),
         )
 
     @cached_property
@@ -183,16 +184,29 @@ class LowerSetTable:
         return self._traced(starts, origins, int(starts[-2]) + best, thinned), int(sums[best])
 
     def _best(self, goal: int, budget: int) -> Chosen:
-        """What takes longer than the answer need not be looked at: the answer is guessed, and the guess raised."""
+        """What takes longer than the answer need not be looked at: the answer is guessed, and the guess raised.
+
+        While that costs nothing, by little, for the number of pairs may rise steeply; then by as much as should make
+        them three times as many.
+        """
         forward_time = float(self.sets.times[-1])
-        most_time = forward_time / 64
+        guess = max(forward_time / 64, self._least_time(budget) if goal == FASTEST else 0.0)
+        before = 0.0, 0
         while True:
-            guess = most_time if most_time < forward_time else math.inf
-            starts, _, _, origins, thinned = self._fronts(goal, budget, guess)
+            starts, _, _, origins, thinned = self._fronts(goal, budget, guess if guess < forward_time else math.inf)
             if starts[-1] > starts[-2]:
                 return self._traced(starts, origins, int(starts[-2]), thinned)  # the whole graph's first pair is best
-            assert guess < math.inf, "a budget below the least"
-            most_time *= RAISED
+            assert guess < forward_time, "a budget below the least"
+            pairs = int(starts[-1])
+            guess, before = guess * _raised(guess, pairs, *before), (guess, pairs)
+
+    def _least_time(self, budget: int) -> float:
+        """No sequence takes less: what is not computed again takes room."""
+        order, price = self.sets.dearest, self.sets.price
+        room = np.append(np.cumsum(price[order]), NEVER)
+        fitting = int(np.searchsorted(room, budget, side="right"))
+        spared = float(self.sets.node_times[order[: fitting + 1]].sum())
+        return float(self.sets.times[-1]) - spared
 
     def _fronts(self, goal: int, budget: int, most_time: float) -> tuple[Ints, Floats, Ints, Ints, bool]:
         return fill_fronts(budget, most_time, self.most_pairs, goal, self.sets)
@@ -219,6 +233,22 @@ class LowerSetTable:
                 leading[:, v] |= leading[:, w]
         return self._inside & ~leading
 
+    def _dearest(self, node_bytes: Ints, node_times: Floats) -> tuple[Ints, Ints]:
+        """Nodes by how much time is spared for each byte that it costs not to compute them again; and what it costs.
+
+        Nothing where a part that is not the last may hold all that depends on them: they lead nowhere outside it.
+        """
+        below = pruned_lower_sets(self.graph)[1:-1]
+        needed = below.copy()  # by all that depends on a node
+        for v in reversed(self.graph.order):
+            for w in self.graph.successors[v]:
+                needed[v] |= needed[w]
+        whole = (1 << len(self.graph)) - 1
+        price = np.where([mask == whole for mask in needed], node_bytes, 0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            gain = np.where(price > 0, node_times / price, np.inf)
+        return np.argsort(-gain, kind="stable").astype(np.int64), price.astype(np.int64)
+
     def _readers(self, node_bytes: Ints) -> Ints:
         """002 Eq. 2 (iii) and (iv): nodes outside that read the set, and nodes outside that these read."""
         readers, read = np.zeros_like(self._inside), np.zeros_like(self._inside)
@@ -228,6 +258,16 @@ class LowerSetTable:
             read[:, u] |= readers[:, v]
         outside = ~self._inside
         return np.asarray((readers & outside) @ node_bytes + (read & outside) @ node_bytes)
+
+
+def _raised(guess: float, pairs: int, guess_before: float, pairs_before: int) -> float:
+    """The factor for a guess that was too low, given how many pairs it left, and the one before."""
+    if pairs < FEW_PAIRS:
+        return 1.03
+    if not pairs_before:
+        return 2.0
+    steepness = math.log(max(1.0, pairs / pairs_before)) / math.log(guess / guess_before)
+    return min(4.0, max(1.02, 3 ** (1 / max(steepness, 0.1))))
 
 
 def _listed(members: NDArray[np.bool_]) -> tuple[Ints, Ints]:

@@ -27,7 +27,8 @@ class Sets(NamedTuple):
 
     A list of nodes for every set (those of its boundary; those that lead nowhere outside) is one array and where each
     set's nodes begin. `before` and `after` are bytes of gradients that a step from, or to, a set has to hold.
-    `spares` is the time of both its lists: a step to it computes everything else again.
+    `spares` is the time of both its lists: a step to it computes everything else again. `dearest` are all nodes, by
+    how much time they take for what it costs to keep them, most first; `price` is that cost, in bytes.
     """
 
     words: Words
@@ -42,11 +43,14 @@ class Sets(NamedTuple):
     spares: Floats
     node_bytes: Ints
     node_times: Floats
+    dearest: Ints
+    price: Ints
 
 
 @compiled
 def steps_to(
     j: int,
+    reached: Ints,
     lowest: Ints,
     earliest: Floats,
     budget: int,
@@ -56,14 +60,14 @@ def steps_to(
     need: Ints,
     keep: Ints,
 ) -> int:
-    """List the steps to set j that may lead somewhere; how many there are.
+    """List the steps to set j that may lead somewhere, from sets that were reached; how many there are.
 
     They are within the budget with the least that may be kept before. `earliest` says when each set is reached at the
     earliest, less the time of its nodes: what arrives at j after `most_time` comes too late.
     """
-    latest = most_time - sets.times[j] + sets.spares[j] + _ROUNDING * sets.times[j]
+    latest = most_time - sets.times[j] + sets.spares[j] + _ROUNDING * sets.times[-1]
     found = 0
-    for i in range(j):
+    for i in reached:
         bytes_needed = _needs(sets, i, j)
         if lowest[i] + bytes_needed > budget or earliest[i] > latest or not _contains(sets.words[j], sets.words[i]):
             continue
@@ -100,6 +104,36 @@ def _missing(words: Words, starts: Ints, members: Ints, j: int, weights: Any) ->
 @compiled
 def _has(words: Words, v: int) -> bool:
     return (words[v >> 6] >> np.uint64(v & 63)) & np.uint64(1) != 0
+
+
+@compiled
+def _in_time(
+    sets: Sets, j: int, budget: int, most_time: float, times: Floats, kept: Ints, origins: Ints, size: int
+) -> int:
+    """Drop pairs of set j from which the whole graph is not reached in time, in place; how many are left.
+
+    What is not computed again after j is kept until its backward, or in the last part: it takes room either way. So
+    no more is spared than the dearest nodes, as many as there is room for. Pairs are sorted by time.
+    """
+    left = at = taken = 0
+    again = sets.times[-1] - sets.times[j] - _ROUNDING * sets.times[-1]
+    for k in range(size):
+        room = budget - kept[k]
+        while at < len(sets.dearest):
+            v = sets.dearest[at]
+            if not _has(sets.words[j], v):
+                if taken + sets.price[v] > room:
+                    break
+                taken += sets.price[v]
+                again -= sets.node_times[v]
+            at += 1
+        some = 0.0  # of the next one: a bound need not be a choice
+        if at < len(sets.dearest):
+            some = sets.node_times[sets.dearest[at]] * (room - taken) / sets.price[sets.dearest[at]]
+        if times[k] + max(0.0, again - some) <= most_time:
+            times[left], kept[left], origins[left] = times[k], kept[k], origins[k]
+            left += 1
+    return left
 
 
 @compiled
@@ -192,14 +226,16 @@ def fill_fronts(
     earliest = np.full(count_of_sets, np.inf if goal == FASTEST else -np.inf)
     earliest[0] = -sets.times[0] if goal == FASTEST else -np.inf
     going_on = np.full(1024, True)  # pairs from which the rest does not do as one part
+    reached, count_of_reached = np.zeros(count_of_sets, np.int64), 1
     sources, need, keep = np.empty(last, np.int64), np.empty(last, np.int64), np.empty(last, np.int64)
     part = np.empty(last)
     room = 4096 + 4 * most
     new_times, new_kept, new_origins = np.empty(room), np.empty(room, np.int64), np.empty(room, np.int64)
     thinned = False
     for j in range(1, count_of_sets):
-        begins = least_kept if j == last else least_going_on
-        steps = steps_to(j, begins, earliest, budget, most_time, sets, sources, need, keep)
+        lowest = least_kept if j == last else least_going_on
+        begins = reached[:count_of_reached]
+        steps = steps_to(j, begins, lowest, earliest, budget, most_time, sets, sources, need, keep)
         for p in range(steps):
             i = sources[p]
             if goal == SMALLEST:
@@ -230,6 +266,8 @@ def fill_fronts(
                 new_times[found], new_kept[found], new_origins[found] = time, kept[q] + keep[p], q
                 found += 1
         size = _front_of(new_times, new_kept, new_origins, found)
+        if goal == FASTEST:
+            size = _in_time(sets, j, budget, most_time, new_times, new_kept, new_origins, size)
         if size > most:
             size, thinned = _thin(new_times, new_kept, new_origins, size, most), True
         while count + size > len(times):
@@ -244,7 +282,10 @@ def fill_fronts(
             if going_on[count]:
                 least_going_on[j] = min(least_going_on[j], kept[count])
             count += 1
-        if goal == FASTEST and size > 0:
-            earliest[j] = new_times[0] - sets.times[j]
+        if size > 0:
+            reached[count_of_reached] = j
+            count_of_reached += 1
+            if goal == FASTEST:
+                earliest[j] = new_times[0] - sets.times[j]
         starts[j + 1] = count
     return starts, times[:count], kept[:count], origins[:count], thinned
