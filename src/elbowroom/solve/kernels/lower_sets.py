@@ -142,13 +142,17 @@ def is_reachable(budget: int, sets: Sets) -> bool:
     last = len(sets.sizes) - 1
     kept = np.full(last + 1, NEVER, dtype=np.int64)
     kept[0] = 0
+    reached, count = np.zeros(last + 1, np.int64), 0
     for j in range(last + 1):
-        for i in range(j):
+        for i in reached[:count]:
             # What is kept already does not shrink: more than the best so far helps nobody.
             needed = kept[i] + _needs(sets, i, j)
             if kept[i] < kept[j] and needed <= budget and _contains(sets.words[j], sets.words[i]):
                 new = _missing(sets.words[i], sets.boundary_starts, sets.boundary, j, sets.node_bytes)
                 kept[j] = min(kept[j], kept[i] + new)
+        if kept[j] < NEVER:
+            reached[count] = j
+            count += 1
         # From here the rest may do as one part: no other sets need be looked at.
         if kept[j] + _needs(sets, j, last) <= budget:
             return True
