@@ -1,7 +1,7 @@
 """Runs a compiled program on what the graph was last called with and measures it; nothing that the user sees changes.
 
 Times are those of steps in a row, as in training, where the host runs ahead of the GPU. Single steps, with the host's
-start in each, made recordings look 6 % faster on GPT-2 than they were, and differed by up to a quarter.
+start in each, made recordings of GPT-2 look 6 % faster than launching it; they are no faster.
 """
 
 from __future__ import annotations
