@@ -71,10 +71,14 @@ def resnet(name: str, batch: int, side: int = 224) -> Case:
     import torchvision
 
     model = getattr(torchvision.models, name)(weights=None)
-    blocks = [block for layer in (model.layer1, model.layer2, model.layer3, model.layer4) for block in layer]
+    blocks = residual_blocks(model)
     stem = nn.Sequential(model.conv1, model.bn1, model.relu, model.maxpool)
     head = nn.Sequential(model.avgpool, nn.Flatten(), model.fc)
     return images(model, batch, side, {"block": blocks}, [stem, *blocks, head])
+
+
+def residual_blocks(body: nn.Module) -> list[nn.Module]:
+    return [block for layer in (body.layer1, body.layer2, body.layer3, body.layer4) for block in layer]
 
 
 def densenet(name: str, batch: int, side: int = 224) -> Case:
@@ -183,8 +187,8 @@ def pspnet(batch: int, side: int = 480, classes: int = 21) -> Case:
     body = torchvision.models.resnet50(weights=None, **dilation)
     stem = nn.Sequential(body.conv1, body.bn1, body.relu, body.maxpool)
     early, late = [stem, body.layer1, body.layer2, body.layer3], body.layer4
-    blocks = [block for layer in (body.layer1, body.layer2, body.layer3, body.layer4) for block in layer]
-    return segments(PSPNet(nn.Sequential(*early), late, 1024, 2048, classes), batch, side, classes, blocks)
+    model = PSPNet(nn.Sequential(*early), late, 1024, 2048, classes)
+    return segments(model, batch, side, classes, residual_blocks(body))
 
 
 def tiny_pspnet() -> Case:
@@ -226,8 +230,7 @@ def triplet(batch: int, side: int = 224) -> Case:
     import torchvision
 
     body = torchvision.models.resnet50(weights=None, num_classes=128)
-    blocks = [block for layer in (body.layer1, body.layer2, body.layer3, body.layer4) for block in layer]
-    return triplets(body, batch, side, blocks)
+    return triplets(body, batch, side, residual_blocks(body))
 
 
 def tiny_triplet() -> Case:

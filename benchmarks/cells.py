@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -65,7 +65,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gate", type=Path, help=argparse.SUPPRESS)
 
 
-def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace, models: Collection[str]) -> None:
+    """Stop where they make no sense; read the rows that `--with` names."""
+    options.known = rows_of(options.known) if options.known else []
+    if unknown := set(options.models) - set(models):
+        parser.error(f"--models: no model {min(unknown)!r}; known: {', '.join(models)}")
     for name in ("jobs", "reps", "compilations"):
         if getattr(options, name) < 1:
             parser.error(f"--{name}: must be at least 1")

@@ -28,7 +28,7 @@ import gpu_fit
 import torch
 from cases import MODELS, TINY_MODELS, Case
 from cells import Bench, Cell, Floor, add_options, check_options, measure_alone, rows_of, run_cell, run_fitted
-from gpu_fit import MIB, Book, Cpu, Gpu, Row, checkpointed, fastest
+from gpu_fit import MIB, Book, Row, checkpointed, fastest, open_book
 from torch._functorch import config as functorch_config
 
 RATIOS = (0.5, 0.2, 0.05)
@@ -46,11 +46,9 @@ def main() -> int:
         return run_cell(options, TINY_MODELS if options.tiny else MODELS, run)
     if options.show:
         return finish(rows_of(*options.show), options.plot)
-    if not options.tiny and not torch.cuda.is_available():
-        print("gpu_compile: there is no CUDA device here; --tiny tries the script on the CPU", file=sys.stderr)
+    book = open_book("gpu_compile", options)
+    if book is None:
         return 2
-    book = Book(gpu_fit.facts(Cpu() if options.tiny else Gpu()), options.json)
-    print(", ".join(f"{name} {value}" for name, value in book.facts.items()), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         run_models(Floor(__file__, options, Path(folder)), options, book)
     return finish(book.rows, options.plot)
@@ -68,12 +66,9 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     known = TINY_MODELS if options.tiny else MODELS
     options.models = options.models or (list(known) if options.tiny else [])
-    options.known = rows_of(options.known) if options.known else []
-    if unknown := set(options.models) - set(known):
-        parser.error(f"--models: no model {min(unknown)!r}; known: {', '.join(known)}")
+    check_options(parser, options, known)
     if not options.models and not options.show and not options.cell:
         parser.error(f"--models: name some of {', '.join(known)}")
-    check_options(parser, options)
     return options
 
 

@@ -57,12 +57,10 @@ def main() -> int:
         return 0
     if options.show:
         return finish([Row(**row) for path in options.show for row in json.loads(path.read_text())["rows"]])
-    if not options.tiny and not torch.cuda.is_available():
-        print("gpu_fit: there is no CUDA device here; --tiny tries the script on the CPU", file=sys.stderr)
+    book = open_book("gpu_fit", options)
+    if book is None:
         return 2
     device = Cpu() if options.tiny else Gpu()
-    book = Book(facts(device), options.json)
-    print(", ".join(f"{name} {value}" for name, value in book.facts.items()), flush=True)
     for name in options.models or [name for name in makers if name not in COMPILED_ONLY]:
         run_model(name, makers[name], device, options.reps, book)
     return finish(book.rows)
@@ -183,6 +181,16 @@ class Book:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_text(json.dumps({**written, "rows": [asdict(row) for row in self.rows]}, indent=1) + "\n")
         return row
+
+
+def open_book(script: str, options: argparse.Namespace) -> Book | None:
+    """For what this machine is about to measure; none where there is no GPU, unless the script is only tried."""
+    if not options.tiny and not torch.cuda.is_available():
+        print(f"{script}: there is no CUDA device here; --tiny tries the script on the CPU", file=sys.stderr)
+        return None
+    book = Book(facts(Cpu() if options.tiny else Gpu()), options.json)
+    print(", ".join(f"{name} {value}" for name, value in book.facts.items()), flush=True)
+    return book
 
 
 def in_words(row: Row) -> str:

@@ -24,10 +24,9 @@ from functools import partial
 from pathlib import Path
 
 import gpu_fit
-import torch
 from cases import GRAPH_MODELS, TINY_GRAPH_MODELS
 from cells import Bench, Cell, Floor, add_options, check_options, measure_alone, rows_of, run_cell, run_fitted
-from gpu_fit import Book, Cpu, Gpu, Row, mib, number
+from gpu_fit import Book, Row, mib, number, open_book
 
 KERNELS = "torch", "inductor"
 SHARES = 0.5, 0.35  # of the peak with everything saved
@@ -45,11 +44,9 @@ def main() -> int:
         return run_cell(options, TINY_GRAPH_MODELS if options.tiny else GRAPH_MODELS, run)
     if options.show:
         return finish(rows_of(*options.show))
-    if not options.tiny and not torch.cuda.is_available():
-        print("gpu_graphs: there is no CUDA device here; --tiny tries the script on the CPU", file=sys.stderr)
+    book = open_book("gpu_graphs", options)
+    if book is None:
         return 2
-    book = Book(gpu_fit.facts(Cpu() if options.tiny else Gpu()), options.json)
-    print(", ".join(f"{name} {value}" for name, value in book.facts.items()), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         floor = Floor(__file__, options, Path(folder))
         series = [(name, kernels) for name in options.models for kernels in options.kernels]
@@ -68,10 +65,7 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     known = TINY_GRAPH_MODELS if options.tiny else GRAPH_MODELS
     options.models = options.models or list(known)
-    options.known = rows_of(options.known) if options.known else []
-    if unknown := set(options.models) - set(known):
-        parser.error(f"--models: no model {min(unknown)!r}; known: {', '.join(known)}")
-    check_options(parser, options)
+    check_options(parser, options, known)
     return options
 
 

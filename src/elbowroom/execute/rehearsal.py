@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -27,6 +27,7 @@ from elbowroom.measuring.ops import cuda_seconds, made_up
 _SAMPLES = 3
 _SAMPLE_S, _MOST_STEPS = 0.5, 8  # how many steps make a sample
 _CLOCK_HZ = 2e9  # a GPU's, at the most
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def launched(region: Region, number: int, between_bytes: int, late_bytes: int = 
         if region.captured.device.type != "cuda":
             peak, time = _measured_on_host(step)
             return Trial(max(peak - late_bytes, between_bytes), time, time)
-        peak, time = _measured_on_gpu(step, region.captured.device)
+        peak, time = _peak_during(partial(in_a_row, step), region.captured.device)
         return Trial(max(peak - late_bytes, between_bytes), time, without_host(step))
 
 
@@ -67,7 +68,7 @@ def recorded(region: Region, number: int, between_bytes: int, outside_bytes: int
             buffers = fused.gradient_buffers(inputs)
             launch = partial(run_once, fused, inputs, buffers)
             launch()
-            peak, _ = _measured_on_gpu(launch, region.captured.device)
+            peak, _ = _peak_during(launch, region.captured.device)
             pool, time = _recorded(fused, inputs, buffers)
         except Exception as failure:  # what cannot be recorded is launched
             LOG.info("not recorded: %s", failure)
@@ -107,13 +108,14 @@ def _measured_on_host(step: Callable[[], None]) -> tuple[int, float]:
     return measured.peak_bytes, statistics.median(_host_time(step) for _ in range(_SAMPLES))
 
 
-def _measured_on_gpu(step: Callable[[], None], device: torch.device) -> tuple[int, float]:
+def _peak_during(call: Callable[[], _Result], device: torch.device) -> tuple[int, _Result]:
+    """Bytes of the GPU above those in use before, and what the call returns."""
     torch.cuda.synchronize(device)
     with garbage_collected():  # a trial that failed leaves some
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        time = in_a_row(step)
-        return torch.cuda.max_memory_allocated(device) - before, time
+        result = call()
+        return torch.cuda.max_memory_allocated(device) - before, result
 
 
 def in_a_row(step: Callable[[], None]) -> float:

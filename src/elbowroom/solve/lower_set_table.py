@@ -41,8 +41,7 @@ MOST_SETS = 40_000
 FEW_SETS, FEW_NODES = 4_000, 800  # to try all of them takes seconds
 MOST_PAIRS = 2_000  # of time and memory, for each set
 FEWER_PAIRS = 2**17  # for all sets together, where the answer is not exact anyway
-
-FEW_PAIRS = 1_000  # they cost nothing
+FEW_PAIRS = 1_000  # for all sets together: they cost nothing
 
 Mask = int  # a set of nodes, one bit for each
 
@@ -197,14 +196,13 @@ class LowerSetTable:
             if starts[-1] > starts[-2]:
                 return self._traced(starts, origins, int(starts[-2]), thinned)  # the whole graph's first pair is best
             assert guess < forward_time, "a budget below the least"
-            pairs = int(starts[-1])
-            guess, before = guess * _raised(guess, pairs, *before), (guess, pairs)
+            reached = guess, int(starts[-1])
+            guess, before = guess * _raised(*reached, *before), reached
 
     def _least_time(self, budget: int) -> float:
         """No sequence takes less: what is not computed again takes room."""
         order, price = self.sets.dearest, self.sets.price
-        room = np.append(np.cumsum(price[order]), NEVER)
-        fitting = int(np.searchsorted(room, budget, side="right"))
+        fitting = int(np.searchsorted(np.cumsum(price[order]), budget, side="right"))
         spared = float(self.sets.node_times[order[: fitting + 1]].sum())
         return float(self.sets.times[-1]) - spared
 
@@ -238,8 +236,7 @@ class LowerSetTable:
 
         Nothing where a part that is not the last may hold all that depends on them: they lead nowhere outside it.
         """
-        below = pruned_lower_sets(self.graph)[1:-1]
-        needed = below.copy()  # by all that depends on a node
+        needed = pruned_lower_sets(self.graph)[1:-1]  # for a node; then for all that depends on it
         for v in reversed(self.graph.order):
             for w in self.graph.successors[v]:
                 needed[v] |= needed[w]

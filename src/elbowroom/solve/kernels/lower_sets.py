@@ -227,8 +227,7 @@ def fill_fronts(
     # The least kept at each set: of all pairs, and of those to go on from. Others end with the next step.
     least_kept, least_going_on = np.full(count_of_sets, NEVER), np.full(count_of_sets, NEVER)
     least_kept[0] = least_going_on[0] = 0
-    earliest = np.full(count_of_sets, np.inf if goal == FASTEST else -np.inf)
-    earliest[0] = -sets.times[0] if goal == FASTEST else -np.inf
+    earliest = np.full(count_of_sets, 0.0 if goal == FASTEST else -np.inf)  # known of sets that were reached
     going_on = np.full(1024, True)  # pairs from which the rest does not do as one part
     reached, count_of_reached = np.zeros(count_of_sets, np.int64), 1
     sources, need, keep = np.empty(last, np.int64), np.empty(last, np.int64), np.empty(last, np.int64)
