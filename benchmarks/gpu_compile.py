@@ -3,8 +3,8 @@
     python benchmarks/gpu_compile.py --models gpt2-medium resnet101 [--json FILE] [--plot FILE] [--jobs 8]
     python benchmarks/gpu_compile.py --tiny | --show FILE… [--plot FILE]
 
-For each model first the peers (`torch.compile` of model and loss; the same with PyTorch's own
-`activation_memory_budget`; the same with the first blocks under `checkpoint`), then elbowroom within the memory of
+For each model the peers (`torch.compile` of model and loss; the same with PyTorch's own
+`activation_memory_budget`; the same with the first blocks under `checkpoint`), and elbowroom within the memory of
 each of them, and within less than any reaches. Cells compile side by side and are measured alone (cells.py, where it
 says what a step and its peak are). With `--alone`, `torch.compile` and a first fit are run before, one after the
 other, to compare how long they take to compile. A run that was cut short goes on with `--with` and its `--json`.
@@ -18,10 +18,11 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import gpu_fit
@@ -87,20 +88,33 @@ def run_models(floor: Floor, options: argparse.Namespace, book: Book) -> None:
 
 
 def run_model(name: str, floor: Floor, options: argparse.Namespace, book: Book) -> None:
-    """All rows of one model."""
+    """All rows of one model: each peer, and ours within its memory as soon as that is known."""
     known = {row.how: row for row in options.known if row.model == name and row.ms and row.kind != "alone"}
     peers = [cell for cell in peer_cells(name) if options.peers is None or cell.kind in options.peers]
-    found = [book.add(row) for row in floor.run_all(peers, known)]
-    if options.only_peers:
-        return
-    peers_found = sorted((row for row in found if row.ms), key=lambda row: -row.peak_bytes)
-    rooms = [(f"elbowroom as {peer.how}", peer.peak_bytes) for peer in peers_found]
     extra = EXTRA_MIB.get(name, ()) if options.extra is None else options.extra
-    rooms += [(f"elbowroom, {size:,g} MiB", int(size * MIB)) for size in sorted(extra, reverse=True)]
-    held = max((row.resident_bytes for row in peers_found), default=0)
-    ours = [Cell(name, how, "ours", room_bytes=room, held_bytes=held + room) for how, room in rooms]
-    for row in floor.run_all(ours, known):
-        book.add(against(peers_found, row))
+    ours: dict[int, Future[Row]] = {}  # by room: some peers reach the same
+    lock = Lock()
+
+    def run_ours(how: str, room: int, held: int) -> None:
+        cell = Cell(name, how, "ours", room_bytes=room, held_bytes=held + room)
+        with lock:
+            if room not in ours or how in known:
+                ours[room] = pool.submit(floor.run_or_take, cell, known)
+        book.add(replace(ours[room].result(), how=how))
+
+    def run_peer_and_ours(peer: Cell) -> None:
+        row = book.add(floor.run_or_take(peer, known))
+        if row.ms is None or options.only_peers:
+            return
+        rooms = [(f"elbowroom as {row.how}", row.peak_bytes)]
+        if peer is peers[0]:
+            rooms += [(f"elbowroom, {size:,g} MiB", int(size * MIB)) for size in sorted(extra, reverse=True)]
+        for future in [pool.submit(run_ours, how, room, row.resident_bytes) for how, room in rooms]:
+            future.result()
+
+    with ThreadPoolExecutor(3 * len(peers) + 2 * len(extra)) as pool:
+        for future in [pool.submit(run_peer_and_ours, peer) for peer in peers]:
+            future.result()
 
 
 def peer_cells(name: str) -> Iterator[Cell]:
@@ -111,9 +125,16 @@ def peer_cells(name: str) -> Iterator[Cell]:
         yield Cell(name, f"first {share:.0%} of its blocks checkpointed", "blocks", share)
 
 
-def against(peers: Sequence[Row], row: Row) -> Row:
-    best = fastest(peers, row.room_bytes)
-    return replace(row, best_peer=best and best.how, vs_peer=best.ms / row.ms if best and row.ms else None)
+def compared(rows: Sequence[Row]) -> Iterator[Row]:
+    """Ours with the best peer that needs no more memory. Model by model, peers first, then ours from the largest."""
+    peers = [row for row in rows if row.kind not in ("ours", "alone") and row.ms]
+    models = list(dict.fromkeys(row.model for row in rows))
+    for row in sorted(rows, key=lambda row: (models.index(row.model), row.kind == "ours", -(row.room_bytes or 0))):
+        best = fastest([peer for peer in peers if peer.model == row.model], row.room_bytes or 0)
+        if row.kind == "ours" and best and row.ms:
+            yield replace(row, best_peer=best.how, vs_peer=best.ms / row.ms)
+        else:
+            yield row
 
 
 def run(bench: Bench, cell: Cell) -> Row:
@@ -145,6 +166,7 @@ def peer_setting(case: Case, cell: Cell) -> Any:
 
 
 def finish(rows: Sequence[Row], plot: Path | None) -> int:
+    rows = list(compared(rows))
     gpu_fit.show([gpu_fit.cells(row) for row in rows if row.kind != "alone"])
     print("Budget, peak and predicted: above parameters, gradients and batch. vs best peer: its time over ours.\n")
     print("\n".join(summary(rows)), flush=True)

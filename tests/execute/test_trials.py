@@ -45,7 +45,7 @@ def loop(monkeypatch):
         found = Trials([SimpleNamespace(release=lambda: None, captured=captured)], [planner])
         found.compiled = []
 
-        def attempt(plans, *, recorded):
+        def attempt(plans, room, *, recorded):
             size = int(plans[0].program)
             found.compiled.append(size)
             tried = [Tried(tuple(plans), (Trial(measured(size), time(size)),))]
@@ -164,24 +164,26 @@ def test_the_fastest_that_fits_serves_even_if_it_needs_less(loop):
 
 
 @pytest.mark.parametrize(
-    ("kernels_s", "recorded", "pool", "ways"),
+    ("kernels_s", "recorded", "pool", "late", "ways"),
     [
-        (0.5, False, 70, [False, True]),  # kernels wait for the host
-        (0.99, False, 70, [False]),  # they do not
-        (0.5, False, None, [False]),  # it cannot be recorded
-        (0.5, True, 70, [True]),  # a recording is what is wanted
-        (0.5, True, None, [False]),
+        (0.5, False, 70, 0, [False, True]),  # kernels wait for the host
+        (0.99, False, 70, 0, [False]),  # they do not
+        (0.5, False, None, 0, [False]),  # it cannot be recorded
+        (0.5, True, 70, 0, [True]),  # a recording is what is wanted
+        (0.5, True, None, 0, [False]),
+        (0.5, False, 70, 70, [False, True]),  # gradients and what is saved fit together
+        (0.5, False, 70, 71, [False]),  # they do not, and a recording has both at once
     ],
 )
-def test_what_is_tried_of_a_program(monkeypatch, kernels_s, recorded, pool, ways):
+def test_what_is_tried_of_a_program(monkeypatch, kernels_s, recorded, pool, late, ways):
     monkeypatch.setattr(trials, "recordable", lambda captured: True)
     monkeypatch.setattr(rehearsal, "launched", lambda *args: Trial(60, 1.0, kernels_s))
     monkeypatch.setattr(rehearsal, "recorded", lambda *args: None if pool is None else Trial(pool, 0.6))
     plan = planned(60)
-    plan.prediction.between_bytes = 0
-    around = SimpleNamespace(late_bytes=0, outside_bytes=0)
+    plan.prediction.between_bytes = 20
+    around = SimpleNamespace(late_bytes=late, outside_bytes=0)
     region = Region()
-    found = Trials([region], [SimpleNamespace(around=around)], left_free=0)._try([plan], recorded=recorded)
+    found = Trials([region], [SimpleNamespace(around=around)], left_free=10)._try([plan], 100, recorded=recorded)
     assert [tried.recorded for tried in found] == ways
     assert [tried.peak_bytes for tried in found] == [70 if way else 60 for way in ways]
 

@@ -74,7 +74,7 @@ def test_finite_differences_agree_with_dropout_at_every_budget():
     model = elbowroom.fit(model, *batch, budget="1TiB", kernels="inductor", loss=lambda loss: loss)
     full = plan_of(model)
     parameters = list(model.parameters())
-    for share in (1.0, 0.6, 0.4):
+    for share in (1.0, 0.7, 0.5):
         model.elbowroom.set_budget(full.resident_bytes + int(share * (full.peak_bytes - full.resident_bytes)) + 2**24)
         for parameter in parameters:
             parameter.grad = None

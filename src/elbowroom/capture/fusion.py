@@ -305,11 +305,16 @@ def _written_away(captured: Captured) -> set[int]:
 
 
 def _overwritable(op: Op, cone: tuple[fx.Node, ...], boundary: dict[int, int], captured: Captured) -> tuple[int, ...]:
-    """Stored values that a pointwise kernel may write its output over, if nobody reads them again.
+    """Stored values that a kernel may write its output over, if nobody reads them again.
 
-    It must read each element where it writes it: not through a slice, say. `boundary` has numbers new and old.
+    A pointwise one must read each element where it writes it: not through a slice, say. One that writes into some
+    places of what it reads first leaves the others as they are. `boundary` has numbers new and old.
     """
-    if len(op.makes) != 1 or not cone or is_reduction(cone[-1]) or not _keeps_places(cone[-1]):
+    if len(op.makes) != 1 or not cone:
+        return ()
+    if _overload_packet(cone[-1]) in _WRITE_PLACES:
+        return tuple(new for new, old in boundary.items() if captured.nodes[old] is cone[-1].args[0])
+    if is_reduction(cone[-1]) or not _keeps_places(cone[-1]):
         return ()
     there: set[fx.Node] = {cone[-1]}
     elsewhere: set[fx.Node] = set()
@@ -329,3 +334,5 @@ _KEEP_PLACES = {
     aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.clone, aten.alias, aten.detach,
     aten._to_copy, prims.convert_element_type,
 }  # fmt: skip
+# An embedding's gradient, say, into zeros.
+_WRITE_PLACES = {aten.index_put, aten._unsafe_index_put, aten._unsafe_masked_index_put_accumulate}

@@ -96,7 +96,7 @@ class Trials:
             report(attempt / most)
             for region in self.regions:
                 region.release()
-            self.known += self._try(hope.planned, recorded=hope.recorded)
+            self.known += self._try(hope.planned, room, recorded=hope.recorded)
         return self._fitting(room)
 
     def _next(self, room: int, attempt: int, *, last: bool) -> _Hope | None:
@@ -146,14 +146,14 @@ class Trials:
         fitting = [tried for tried in self.known if tried.peak_bytes <= room]
         return min(fitting, key=lambda tried: tried.ranked_s, default=None)
 
-    def _try(self, planned: list[Planned], *, recorded: bool) -> list[Tried]:
+    def _try(self, planned: list[Planned], room: int, *, recorded: bool) -> list[Tried]:
         """Launched and, where its kernels wait for the host, as a recording; or at once as a recording."""
-        if recorded and (trial := self._recorded(planned[0])) is not None:
+        if recorded and (trial := self._recorded(planned[0], room)) is not None:
             return [Tried(tuple(planned), (trial,), recorded=True)]
         launched = [self._launched(region, plan) for region, plan in zip(self.regions, planned, strict=True)]
         tried = [Tried(tuple(planned), tuple(launched))]
         waits = tried[0].time_s > _WAITS * sum(trial.kernels_s for trial in launched)
-        if waits and not recorded and (trial := self._recorded(planned[0])) is not None:
+        if waits and not recorded and (trial := self._recorded(planned[0], room)) is not None:
             tried.append(Tried(tuple(planned), (trial,), recorded=True))
         return tried
 
@@ -164,9 +164,12 @@ class Trials:
             self._launches[region, number] = rehearsal.launched(region, number, between_bytes, late_bytes)
         return self._launches[region, number]
 
-    def _recorded(self, plan: Planned) -> Trial | None:
+    def _recorded(self, plan: Planned, room: int) -> Trial | None:
+        """None if it cannot be recorded, or cannot fit: a recording has memory for all gradients from the start."""
         region, around = self.regions[0], self.planners[0].around
         if self.left_free is None or not recordable(region.captured):
+            return None
+        if plan.prediction.between_bytes + around.late_bytes + self.left_free > room:
             return None
         outside_bytes = around.outside_bytes + self.left_free
         return rehearsal.recorded(region, region.add(plan.program), plan.prediction.between_bytes, outside_bytes)
