@@ -28,7 +28,7 @@ def time_for(size: int) -> float:
 
 
 def planned(size: int):
-    prediction = SimpleNamespace(peak_bytes=size, saved_bytes=0, time_s=time_for(size))
+    prediction = SimpleNamespace(peak_bytes=size, saved_bytes=0, between_bytes=size, time_s=time_for(size))
     return SimpleNamespace(program=Program(size), prediction=prediction)
 
 
@@ -188,8 +188,59 @@ def test_what_is_tried_of_a_program(monkeypatch, kernels_s, recorded, pool, late
     assert [tried.peak_bytes for tried in found] == [70 if way else 60 for way in ways]
 
 
+RECORDED = 1.5  # times faster than launched
+
+
+@pytest.fixture
+def recording(monkeypatch):
+    """Trials of programs whose kernels wait; a recording has `late` bytes of gradients more. `works` or fails."""
+
+    def make(late, *, works=True):
+        seen = []
+
+        def launched(region, number, *args):
+            seen.append((number, False))
+            return Trial(number, time_for(number), time_for(number) / RECORDED)
+
+        def recorded(region, number, *args):
+            seen.append((number, True))
+            return Trial(number + late, time_for(number) / RECORDED) if works else None
+
+        monkeypatch.setattr(trials, "recordable", lambda captured: True)
+        monkeypatch.setattr(rehearsal, "launched", launched)
+        monkeypatch.setattr(rehearsal, "recorded", recorded)
+        planner = SimpleNamespace(least=planned(LEAST), around=SimpleNamespace(late_bytes=late, outside_bytes=0))
+        found = Trials([Region()], [planner], left_free=0)
+        found.seen = seen
+        return found
+
+    monkeypatch.setattr(trials, "plan_together", lambda planners, room: [planned(room)] if room >= LEAST else None)
+    return make
+
+
+def test_a_first_plan_leaves_what_a_recording_needs_if_that_is_little(recording):
+    found = recording(late=3)
+    assert best(found, 60).recorded
+    assert found.seen == [(57, False), (57, True)]
+
+
+def test_a_recording_that_cannot_fit_is_not_tried_but_a_lower_plan_for_one_is(recording):
+    found = recording(late=10)
+    assert best(found, 60).recorded
+    assert found.seen == [(60, False), (50, True)]
+
+
+def test_what_cannot_be_recorded_is_tried_once(recording):
+    found = recording(late=3, works=False)
+    assert not best(found, 60).recorded
+    assert [number for number, recorded in found.seen if recorded] == [57]
+
+
 class Region:
-    captured = None
+    captured = SimpleNamespace(device=SimpleNamespace(type="cpu"))
+
+    def release(self) -> None:
+        pass
 
     def add(self, program) -> int:
-        return 0
+        return int(program)

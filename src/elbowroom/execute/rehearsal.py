@@ -27,6 +27,7 @@ from elbowroom.measuring.ops import cuda_seconds, made_up
 _SAMPLES = 3
 _SAMPLE_S, _MOST_STEPS = 0.5, 8  # how many steps make a sample
 _CLOCK_HZ = 2e9  # a GPU's, at the most
+_BUSY = 0.8  # of a step, with a host that does not wait for the GPU
 _Result = TypeVar("_Result")
 
 
@@ -34,7 +35,7 @@ _Result = TypeVar("_Result")
 class Trial:
     """What a compiled program took: its peak above what is resident, and its time.
 
-    `kernels_s` of that the GPU would need if it never waited for the host.
+    `kernels_s` of that the GPU would need if it never waited for the host; 0 if that is not known.
     """
 
     peak_bytes: int
@@ -54,7 +55,7 @@ def launched(region: Region, number: int, between_bytes: int, late_bytes: int = 
             peak, time = _measured_on_host(step)
             return Trial(max(peak - late_bytes, between_bytes), time, time)
         peak, time = _peak_during(partial(in_a_row, step), region.captured.device)
-        return Trial(max(peak - late_bytes, between_bytes), time, without_host(step))
+        return Trial(max(peak - late_bytes, between_bytes), time, without_host(step, time))
 
 
 def recorded(region: Region, number: int, between_bytes: int, outside_bytes: int) -> Trial | None:
@@ -123,11 +124,33 @@ def in_a_row(step: Callable[[], None]) -> float:
     return statistics.median(cuda_seconds(step, steps) / steps for _ in range(_SAMPLES))
 
 
-def without_host(step: Callable[[], None]) -> float:
-    """With all its kernels waiting in line while the GPU is still busy with something else."""
-    cycles = int(_CLOCK_HZ * 1.5 * _host_time(step))
+def without_host(step: Callable[[], None], time_s: float) -> float:
+    """Of a step that takes `time_s`, with all its kernels in line while the GPU is still busy with something else.
+
+    A GPU takes a thousand or so ahead, then the host waits. If they are more, 0, unless the host had time to spare.
+    """
+    host_s = _host_time(step)
     torch.cuda.synchronize()
-    return statistics.median(cuda_seconds(step, 1, lambda: torch.cuda._sleep(cycles)) for _ in range(_SAMPLES))
+    samples = [_behind_sleep(step, int(_CLOCK_HZ * 1.5 * host_s)) for _ in range(_SAMPLES)]
+    if all(samples):
+        return statistics.median(samples)
+    return 0.0 if host_s > _BUSY * time_s else time_s
+
+
+def _behind_sleep(step: Callable[[], None], cycles: int) -> float:
+    awake, asleep = torch.cuda.Event(), True
+
+    def sleep() -> None:
+        torch.cuda._sleep(cycles)
+        awake.record()
+
+    def step_meanwhile() -> None:
+        nonlocal asleep
+        step()
+        asleep = not awake.query()
+
+    seconds = cuda_seconds(step_meanwhile, 1, sleep)
+    return seconds if asleep else 0.0
 
 
 def _host_time(step: Callable[[], None]) -> float:

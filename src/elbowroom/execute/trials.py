@@ -26,6 +26,7 @@ _AWAY = 0.003  # of the room, to stay away from it when a first plan has missed 
 _FAR_AWAY = 0.05  # the same when nothing has fit and only one more may be compiled
 _WORTH = 1.03  # times faster than launched, for a recording
 _WAITS = 1.05  # times as long as the kernels take: a single step runs at higher clocks, by up to 4 % on an H200
+_SPARED = 0.05  # of the room, for a first plan that a recording can serve, too
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,19 @@ class Tried:
     def ranked_as(self, planned: Sequence[Planned]) -> float:
         """What to expect of other plans, run in the same way."""
         return self.ranked_s * _predicted_s(planned) / _predicted_s(self.planned)
+
+    @property
+    def waits(self) -> bool:
+        """Whether its kernels wait for the host. They do, if nothing is known of the kernels alone."""
+        return not self.recorded and self.time_s > _WAITS * self.kernels_s
+
+    @property
+    def kernels_s(self) -> float:
+        return sum(trial.kernels_s for trial in self.trials)
+
+    def if_recorded(self, planned: Sequence[Planned]) -> float:
+        """The least to expect of other plans as a recording, ranked."""
+        return _WORTH * self.kernels_s * _predicted_s(planned) / _predicted_s(self.planned)
 
 
 class _Hope(NamedTuple):
@@ -117,21 +131,43 @@ class Trials:
     def _hopes(self, room: int, away: int) -> Iterator[_Hope]:
         """The best plan launched and the best recorded, as far as they were not tried yet.
 
-        Each leaves as much of the room as was missing in the nearest trial of its kind; before any, the allocator's
-        share.
+        Each leaves as much of the room as was missing in the nearest trial of its kind.
         """
         if not self.known:
-            on_gpu = self.regions[0].captured.device.type == "cuda"
-            share = int(CUDA_MARGIN_SHARE * room) if on_gpu else 0
-            if planned := plan_together(list(self.planners), room - share):
+            if planned := plan_together(list(self.planners), room - self._first_left(room)):
                 yield _Hope(0.0, planned)
-        for recorded in (False, True):
-            alike = [tried for tried in self.known if tried.recorded == recorded]
+            return
+        launched = [tried for tried in self.known if not tried.recorded]
+        recorded = [tried for tried in self.known if tried.recorded]
+        for alike in (launched, recorded):
             if alike:
-                nearest = min(alike, key=lambda tried: abs(tried.peak_bytes - room))
+                nearest = _nearest(alike, room)
                 planned = plan_together(list(self.planners), room - nearest.surplus - away)
                 if planned is not None and not self._is_known(planned):
-                    yield _Hope(nearest.ranked_as(planned), planned, recorded)
+                    yield _Hope(nearest.ranked_as(planned), planned, nearest.recorded)
+        waiting = [tried for tried in launched if tried.waits]
+        if waiting and not recorded and self._records:  # it did not fit as it was
+            planned = plan_together(list(self.planners), room - self._allocators(room) - self._held - away)
+            if planned is not None and not self._is_known(planned):
+                yield _Hope(_nearest(waiting, room).if_recorded(planned), planned, recorded=True)
+
+    def _first_left(self, room: int) -> int:
+        """What the first plan leaves of the room: the allocator's share and, if that is little, a recording's."""
+        spared = self._held if self._records and self._held <= _SPARED * room else 0
+        return self._allocators(room) + spared
+
+    def _allocators(self, room: int) -> int:
+        on_gpu = self.regions[0].captured.device.type == "cuda"
+        return int(CUDA_MARGIN_SHARE * room) if on_gpu else 0
+
+    @property
+    def _records(self) -> bool:
+        return self.left_free is not None and recordable(self.regions[0].captured)
+
+    @property
+    def _held(self) -> int:
+        """What a recording needs and a launch does not: room for all gradients from the start, and some besides."""
+        return self.planners[0].around.late_bytes + (self.left_free or 0)
 
     @property
     def least_bytes(self) -> int:
@@ -148,14 +184,11 @@ class Trials:
 
     def _try(self, planned: list[Planned], room: int, *, recorded: bool) -> list[Tried]:
         """Launched and, where its kernels wait for the host, as a recording; or at once as a recording."""
-        if recorded and (trial := self._recorded(planned[0], room)) is not None:
-            return [Tried(tuple(planned), (trial,), recorded=True)]
+        if recorded and (replayed := self._recorded(planned, room)):
+            return replayed
         launched = [self._launched(region, plan) for region, plan in zip(self.regions, planned, strict=True)]
-        tried = [Tried(tuple(planned), tuple(launched))]
-        waits = tried[0].time_s > _WAITS * sum(trial.kernels_s for trial in launched)
-        if waits and not recorded and (trial := self._recorded(planned[0], room)) is not None:
-            tried.append(Tried(tuple(planned), (trial,), recorded=True))
-        return tried
+        tried = Tried(tuple(planned), tuple(launched))
+        return [tried, *(self._recorded(planned, room) if tried.waits and not recorded else [])]
 
     def _launched(self, region: Region, plan: Planned) -> Trial:
         number = region.add(plan.program)
@@ -164,15 +197,22 @@ class Trials:
             self._launches[region, number] = rehearsal.launched(region, number, between_bytes, late_bytes)
         return self._launches[region, number]
 
-    def _recorded(self, plan: Planned, room: int) -> Trial | None:
-        """None if it cannot be recorded, or cannot fit: a recording has memory for all gradients from the start."""
-        region, around = self.regions[0], self.planners[0].around
-        if self.left_free is None or not recordable(region.captured):
-            return None
-        if plan.prediction.between_bytes + around.late_bytes + self.left_free > room:
-            return None
-        outside_bytes = around.outside_bytes + self.left_free
-        return rehearsal.recorded(region, region.add(plan.program), plan.prediction.between_bytes, outside_bytes)
+    def _recorded(self, planned: list[Planned], room: int) -> list[Tried]:
+        """Nothing if that cannot fit, or cannot be recorded, which is tried but once."""
+        (plan, *_), region = planned, self.regions[0]
+        between_bytes = plan.prediction.between_bytes
+        if not self._records or between_bytes + self._held > room:
+            return []
+        outside_bytes = self.planners[0].around.outside_bytes + (self.left_free or 0)
+        trial = rehearsal.recorded(region, region.add(plan.program), between_bytes, outside_bytes)
+        if trial is None:
+            self.left_free = None
+            return []
+        return [Tried((plan,), (trial,), recorded=True)]
+
+
+def _nearest(alike: Sequence[Tried], room: int) -> Tried:
+    return min(alike, key=lambda tried: abs(tried.peak_bytes - room))
 
 
 def _predicted_s(planned: Sequence[Planned]) -> float:
