@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+from elbowroom.capture import rewrite  # noqa: E402
 from elbowroom.capture.backend import make_backend  # noqa: E402
 from elbowroom.capture.fusion import is_fusible, is_reduction  # noqa: E402
 from elbowroom.execute.region import Looks  # noqa: E402
@@ -31,6 +32,19 @@ class Perceptron(nn.Module):
         for layer in self.layers:
             x = torch.tanh(torch.sin(layer(x)) * 2 + 1)
         return x
+
+
+class Joins(nn.Module):
+    """What the first product makes, beside what the others make of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(16, 8)
+        self.between = Perceptron(6)
+
+    def forward(self, x):
+        start = self.first(x)
+        return self.last(torch.cat([start, self.between(start)], 1))
 
 
 class Drops(nn.Module):
@@ -299,6 +313,27 @@ def test_the_gradient_of_a_layer_norm_takes_no_memory_and_that_of_the_batch_does
     sums = [g for i, g in joint.gradients if i in joint.parameters and is_reduction(captured.nodes[g])]
     assert len(sums) == 2  # its weight and its bias
     assert all(joint.bytes_of(set(joint.storages(g))) == 0 for g in sums)
+
+
+def test_the_gradient_of_an_embedding_is_written_into_its_zeros():
+    """Or the largest value of a language model would be predicted twice."""
+    model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 8), nn.Tanh())
+    joint = look(model, torch.randint(50, (3, 7))).joint
+    size = 50 * 8 * 4
+    (gradient,) = (g for i, g in joint.gradients if joint.ops[g].bytes == size)
+    (zeros,) = joint.ops[gradient].reusable
+    assert joint.ops[zeros].bytes == size
+    planner = Planner(joint, Surroundings())
+    assert size <= planner.everything.prediction.peak_bytes < 2 * size
+
+
+def test_a_part_kept_apart_is_stored(monkeypatch):
+    monkeypatch.setattr(rewrite, "_LARGE", 1)
+    monkeypatch.setattr(rewrite, "_LONG", {True: 20})
+    captured = look(Joins(), torch.randn(4, 8))
+    (part,) = (op for op, node in zip(captured.joint.ops, captured.nodes, strict=True) if rewrite.APART in node.meta)
+    assert part.bytes == 4 * 8 * 4
+    assert not part.shares
 
 
 def test_equal_blocks_have_equal_keys():

@@ -14,7 +14,8 @@ from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from elbowroom.capture.rewrite import _is_causal, batch_norm_updating, rewrite  # noqa: E402
+from elbowroom.capture import rewrite as rewriting  # noqa: E402
+from elbowroom.capture.rewrite import APART, _is_causal, batch_norm_updating, rewrite  # noqa: E402
 from elbowroom.measuring.memory import measure  # noqa: E402
 
 aten = torch.ops.aten
@@ -465,3 +466,50 @@ def test_attention_under_another_mask_or_on_the_cpu_keeps_it(mask, device):
     assert isinstance(attention.args[3], fx.Node)
     assert gradients.args[4] is attention.args[3]
     assert not attention.kwargs
+
+
+# --- parts that outlive the rest -----------------------------------------------------------------------------
+
+
+def joins(early, layers=6):
+    """Concatenates values made early, eight channels each, with what a deep path makes of the first."""
+
+    def forward(model, x):
+        start = model.conv(x)
+        values = [start, torch.tanh(start), torch.sin(start), torch.cos(start)][:early]
+        for _ in range(layers):
+            start = torch.tanh(torch.sin(start) * 2 + 1)
+        return torch.sin(torch.cat([*values, start], 1))
+
+    return forward
+
+
+@pytest.fixture
+def parts(capture, monkeypatch):
+    """Sizes of the slices that are copied, of gradients of any size."""
+    monkeypatch.setattr(rewriting, "_LARGE", 1)
+    monkeypatch.setattr(rewriting, "_LONG", {False: 20, True: 20})
+
+    def find(forward):
+        captured = assert_trains_like_eager(capture, forward)
+        return [node.meta["val"].shape[1] for node in captured.nodes if APART in node.meta]
+
+    return find
+
+
+@pytest.mark.parametrize("early", [1, 2])
+def test_parts_of_a_gradient_that_are_read_long_after_the_rest_are_copied(parts, early):
+    assert parts(joins(early)) == [8] * early
+
+
+def test_parts_that_are_most_of_a_gradient_stay_in_it(parts):
+    assert parts(joins(4)) == []
+
+
+def test_parts_that_are_read_soon_stay_in_it(parts):
+    assert parts(joins(1, layers=1)) == []
+
+
+def test_small_gradients_stay_whole(parts, monkeypatch):
+    monkeypatch.setattr(rewriting, "_LARGE", 2**20)
+    assert parts(joins(1)) == []

@@ -22,6 +22,7 @@ from torch._inductor import config as inductor_config  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import elbowroom  # noqa: E402
+from elbowroom.capture import rewrite  # noqa: E402
 from elbowroom.errors import BudgetTooSmall, InputError  # noqa: E402
 from elbowroom.execute.session import Session  # noqa: E402
 from elbowroom.execute.trials import Trials  # noqa: E402
@@ -477,3 +478,37 @@ def test_a_model_that_changes_takes_one_step_without_a_trial_and_is_tried_again(
     (entry,) = fitted.elbowroom.entries.values()
     assert len(entry.regions[0].captured.joint.gradients) == 4
     assert entry.regions[0].programs[entry.regions[0].current][1].fused is not None
+
+
+class Joins(nn.Module):
+    """What the first product makes, beside what the others make of it: its gradient waits for theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(32, 16)
+        self.between = nn.ModuleList(nn.Linear(16, 16) for _ in range(8))
+
+    def forward(self, x):
+        start = x = self.first(x)
+        for layer in self.between:
+            x = torch.tanh(torch.sin(layer(x)))
+        return self.last(torch.cat([start, x], 1)).square().mean()
+
+
+def test_a_part_of_a_gradient_is_kept_apart_and_the_rest_goes(monkeypatch):
+    monkeypatch.setattr(rewrite, "_LARGE", 1)
+    monkeypatch.setattr(rewrite, "_LONG", {True: 20})
+    torch.manual_seed(0)
+    model, x = Joins(), torch.randn(256, 16)
+    model(x).backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    fitted = elbowroom.fit(model, x, budget="1TiB", loss=lambda loss: loss, kernels="inductor", compilations=1)
+    (entry,) = fitted.elbowroom.entries.values()
+    (tried,) = entry.trials.known
+    (region,) = entry.regions
+    assert "force_stride_order" in region.source
+    assert tried.peak_bytes <= tried.planned[0].prediction.peak_bytes + MARGIN
+    fitted(x).backward()
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)

@@ -34,12 +34,15 @@ def planned(size: int):
 
 @pytest.fixture
 def loop(monkeypatch):
-    """Plans as large as they may be; `measured` and `time` say what comes of them, and the others of recordings."""
+    """Plans as large as they may be; `measured` and `time` say what comes of them, and the others of recordings.
+
+    Kernels never wait, unless `kernels` says that they would take less.
+    """
 
     def plan_together(planners, room):
         return [planned(min(MOST, room))] if room >= LEAST else None
 
-    def make(measured=lambda size: size, time=time_for, device="cpu", pool=None, replayed=time_for):
+    def make(measured=lambda size: size, time=time_for, device="cpu", pool=None, replayed=time_for, kernels=time_for):
         captured = SimpleNamespace(device=SimpleNamespace(type=device))
         planner = SimpleNamespace(least=planned(LEAST))
         found = Trials([SimpleNamespace(release=lambda: None, captured=captured)], [planner])
@@ -48,7 +51,7 @@ def loop(monkeypatch):
         def attempt(plans, room, *, recorded):
             size = int(plans[0].program)
             found.compiled.append(size)
-            tried = [Tried(tuple(plans), (Trial(measured(size), time(size)),))]
+            tried = [Tried(tuple(plans), (Trial(measured(size), time(size), kernels(size)),))]
             if pool is not None:
                 tried.append(Tried(tuple(plans), (Trial(pool(size), replayed(size)),), recorded=True))
             return tried
@@ -126,6 +129,11 @@ def test_a_launched_program_nearer_the_edge_is_preferred_to_a_recording_far_belo
 def test_a_recording_must_be_worth_the_memory_that_it_holds(loop):
     assert not best(loop(pool=lambda size: size, replayed=lambda size: 0.98 * time_for(size)), 60).recorded
     assert best(loop(pool=lambda size: size, replayed=lambda size: 0.96 * time_for(size)), 60).recorded
+
+
+def test_a_program_that_waits_for_the_host_gives_way_to_a_recording_that_is_hardly_faster(loop):
+    recording = {"pool": lambda size: size, "replayed": lambda size: 0.98 * time_for(size)}
+    assert best(loop(**recording, kernels=lambda size: 0.9 * time_for(size)), 60).recorded
 
 
 def test_what_was_learned_helps_the_next_budget(loop):

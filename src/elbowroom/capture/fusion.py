@@ -21,6 +21,7 @@ from torch import fx
 from torch._functorch.partitioners import get_default_op_list
 
 from elbowroom.capture.joint_graph import Captured, is_getitem, tensor_bytes
+from elbowroom.capture.rewrite import APART
 from elbowroom.joint import Joint, Op
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -203,11 +204,14 @@ def _must_be_stored(captured: Captured) -> set[int]:
         if computed and (not is_fusible(node) or _overload_packet(node) in _WINDOWS_BACKWARD):
             stored.add(i)
             stored.update(_behind_views(captured, read) for read in op.reads)
-        elif (
-            is_getitem(node) or is_reduction(node) or node.target is aten.cat.default or op.random or not op.storable
-        ):
+        elif is_getitem(node) or is_reduction(node) or _is_gathered(node) or op.random or not op.storable:
             stored.add(i)
     return {i for i in stored if joint.ops[i].kind in ("forward", "backward") and nodes[i].op != "get_attr"}
+
+
+def _is_gathered(node: fx.Node) -> bool:
+    """Whether a value is there to be in one place."""
+    return node.target is aten.cat.default or APART in node.meta
 
 
 def _reads_stored(captured: Captured, i: int, read: int, stored: set[int]) -> bool:
@@ -335,4 +339,7 @@ _KEEP_PLACES = {
     aten._to_copy, prims.convert_element_type,
 }  # fmt: skip
 # An embedding's gradient, say, into zeros.
-_WRITE_PLACES = {aten.index_put, aten._unsafe_index_put, aten._unsafe_masked_index_put_accumulate}
+_WRITE_PLACES = {
+    aten.index_put, aten._unsafe_index_put, aten._unsafe_masked_index_put_accumulate, aten.scatter_add,
+    aten.scatter_reduce,
+}  # fmt: skip

@@ -2,7 +2,8 @@
 
 Tracing makes everything functional and leaves marks of its own: detached aliases, copies that nobody overwrites,
 values computed twice, BatchNorm returning new statistics instead of updating its buffers, causal masks written out
-because a model cannot look at them while it is traced.
+because a model cannot look at them while it is traced. And autograd shows parts of a gradient where copies would let
+the rest go.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ def rewrite(graph: fx.Graph) -> list[fx.Node]:
     _compute_once(graph)
     _drop_unused_statistics(graph)
     _use_causal_flags(graph)
+    _keep_parts_apart(graph)
     effects = _update_in_place(graph)
     for node in reversed(list(graph.nodes)):
         if not node.users and node.op == "call_function" and node not in effects:
@@ -34,6 +36,7 @@ def rewrite_for_fusion(graph: fx.Graph) -> list[fx.Node]:
     """The same for a graph whose kernels a compiler will write: it needs less help."""
     _compute_once(graph)
     _use_causal_flags(graph)
+    _keep_parts_apart(graph, fused=True)
     effects = graph.find_nodes(op="call_function", target=aten.copy_.default)
     for node in reversed(list(graph.nodes)):
         if not node.users and node.op == "call_function" and node not in effects:
@@ -154,6 +157,75 @@ def _overwrites(output: fx.Node, node: fx.Node) -> bool:
     return all(
         hasattr(what, "mutated_input") for value, what in zip(returned, described, strict=False) if value is node
     ) and bool(described)
+
+
+# --- parts that outlive the rest -----------------------------------------------------------------------------
+
+APART = "kept_apart"  # in the meta of such a copy
+_LARGE, _MOST = 2**20, 0.75  # bytes of the whole, and its share that parts may be
+_LONG = {False: 50, True: 100}  # operators by which they outlive the rest; if decomposed to be fused, there are more
+
+
+def _keep_parts_apart(graph: fx.Graph, *, fused: bool = False) -> None:
+    """Copies of slices of gradients that would keep a larger storage alive for long.
+
+    The gradient of a concatenation is one tensor, and its parts are slices. In a U-Net one of them is read at once,
+    and the other waits for the whole network below: half of the memory that it keeps is dead.
+    """
+    place = {node: n for n, node in enumerate(graph.nodes)}
+    parts: list[fx.Node] = []
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node.meta.get("partitioner_tag") != "is_backward" or not isinstance(value, torch.Tensor):
+            continue
+        if value.untyped_storage().nbytes() >= _LARGE:
+            parts += _outliving(node, place, _LONG[fused])
+    for part in parts:
+        _copy_after(graph, part, fused)
+
+
+def _outliving(node: fx.Node, place: dict[fx.Node, int], long: int) -> list[fx.Node]:
+    """Slices of a value that are read long after all that else is read of it, if they are a small part."""
+    ends = {user: _end(user, place) for user in node.users}
+    for end in sorted(set(ends.values()))[:-1]:
+        late = [user for user in node.users if ends[user] > end]
+        if all(user.target is aten.slice.Tensor for user in late):
+            is_part = sum(map(_bytes, late)) <= _MOST * _bytes(node)
+            if is_part and min(map(ends.__getitem__, late)) - end >= long:
+                return late
+    return []
+
+
+def _end(node: fx.Node, place: dict[fx.Node, int]) -> int:
+    """Where a value is read for the last time: a view of one is, where the view's own value is."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return place[node]
+    storage = value.untyped_storage()._cdata
+    shown = isinstance(node.args[0], fx.Node) and _storage(node.args[0]) == storage
+    return max((_end(user, place) for user in node.users), default=place[node]) if shown else place[node]
+
+
+def _storage(node: fx.Node) -> int | None:
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
+def _bytes(node: fx.Node) -> int:
+    value = node.meta["val"]
+    return int(value.numel() * value.element_size())
+
+
+def _copy_after(graph: fx.Graph, part: fx.Node, fused: bool) -> None:
+    value = part.meta["val"]
+    with value.fake_mode:
+        copied = value.clone()
+    if fused and copied.stride() == value.stride():
+        return  # the compiler would leave it out
+    with graph.inserting_after(part):
+        copy = graph.call_function(aten.clone.default, (part,))
+    part.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
+    copy.meta = {**part.meta, "val": copied, APART: True}
 
 
 # --- causal masks --------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from torch._inductor.virtualized import V
 
 from elbowroom.capture.fusion import is_fusible, reads_windows
 from elbowroom.capture.joint_graph import Captured
+from elbowroom.capture.rewrite import APART
 from elbowroom.execute.accumulate import engine_accumulates, is_autograds
 from elbowroom.program import Instruction, Program
 
@@ -54,7 +55,8 @@ class _Nearby(InductorChoices):
     """Fuses only what the plan runs close together.
 
     Copies of one value, computed again at different times, read the same inputs: fused into one kernel, all of them
-    would be there from the first time on. Inductor itself draws the line at 64 kernels.
+    would be there from the first time on. And a part that is copied so that the rest can go would be copied where it
+    is read. Inductor itself draws the line at 64 kernels.
     """
 
     @staticmethod
@@ -175,9 +177,13 @@ class Fused:
         returned = graph.output_node().args[0]
         nodes = [i for i in visible if isinstance(returned[i], fx.Node)]  # type: ignore[index]
         graph.output_node().meta["user_visible_output_idxs"] = nodes
-        choices = V.set_choices_handler(_Nearby()) if self.program.replays else nullcontext()
+        apart = self.program.replays or any(APART in node.meta for node in graph.nodes)
         convolves = graph.find_nodes(op="call_function", target=aten.convolution.default)
-        with _settings(inputs), choices, TracingContext.report_output_strides() as strides:
+        with (
+            _settings(inputs),
+            _nearby() if apart else nullcontext(),
+            TracingContext.report_output_strides() as strides,
+        ):
             compiled = compile_fx_inner(
                 module,
                 list(inputs),
@@ -186,6 +192,15 @@ class Fused:
                 layout_opt=self.channels_last if convolves else None,
             )
         return compiled, list(strides or [None] * len(returned))  # type: ignore[arg-type]
+
+
+@contextmanager
+def _nearby() -> Iterator[None]:
+    """Inductor's caches do not know what chooses, and must not take a graph that was compiled otherwise."""
+    tag = f"{torch.compiler.config.cache_key_tag} nearby {_FAR}"
+    patched = torch.compiler.config.patch(cache_key_tag=tag)  # type: ignore[attr-defined]
+    with V.set_choices_handler(_Nearby()), patched:
+        yield
 
 
 def _merging(first: Sequence[bool]) -> list[int]:
@@ -311,7 +326,9 @@ class _Graph:
         one of those instead: in float32, twice as large.
         """
         root = self.captured.nodes[instruction.op]
-        if is_fusible(root) and not self.captured.joint.ops[instruction.op].is_view:
+        if APART in root.meta:
+            self.values[root] = self._strided(self.values[root], root.meta["val"].stride())
+        elif is_fusible(root) and not self.captured.joint.ops[instruction.op].is_view:
             self.values[root] = self._channels_last(self.values[root])
 
     def _lay_out(self, node: fx.Node) -> None:
@@ -325,9 +342,14 @@ class _Graph:
         value = node.meta["val"]
         if not self.channels_last or not isinstance(value, torch.Tensor) or value.dim() != 4:
             return node
-        strides = torch.empty(value.size(), device="meta", memory_format=torch.channels_last).stride()
+        return self._strided(
+            node, torch.empty(value.size(), device="meta", memory_format=torch.channels_last).stride()
+        )
+
+    def _strided(self, node: fx.Node, strides: Sequence[int]) -> fx.Node:
+        """Stored, and laid out like this."""
         laid_out = self.graph.call_function(torch.ops.prims.inductor_force_stride_order.default, (node, strides))
-        laid_out.meta["val"] = value
+        laid_out.meta["val"] = node.meta["val"]
         return laid_out
 
     def free(self, instruction: Instruction, kept: set[int]) -> None:

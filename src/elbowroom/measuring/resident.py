@@ -38,15 +38,36 @@ def resident_bytes(
 
 
 def _make_lasting_workspaces(device: torch.device) -> None:
-    """Matrix products keep a workspace per thread, and backwards have a thread of their own: make both now.
+    """Matrix products keep workspaces for each thread, and backwards have a thread of their own: make all now.
 
     Each time anew, for the workspaces may have been cleared since; where they are still there, it costs nothing.
     """
     with torch.enable_grad(), torch.autocast("cuda", enabled=False):
         for dtype in (torch.float32, torch.bfloat16):
-            weight = torch.ones(64, 64, dtype=dtype, device=device, requires_grad=True)
-            torch.autograd.grad(torch.addmm(weight[0], weight, weight).sum(), weight)
+            _Products.apply(torch.ones(64, 64, dtype=dtype, device=device, requires_grad=True)).backward()
     torch.cuda.synchronize(device)
+
+
+class _Products(torch.autograd.Function):
+    """All kinds of products, in the forward and in the backward: a plan may run any of them in either."""
+
+    @staticmethod
+    def forward(ctx: Any, square: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(square)
+        return _Products.all_of(square)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> torch.Tensor:
+        square: torch.Tensor = ctx.saved_tensors[0]
+        _Products.all_of(square)
+        return square
+
+    @staticmethod
+    def all_of(square: torch.Tensor) -> torch.Tensor:
+        single = square[None]
+        products = square @ square, torch.addmm(square[0], square, square), torch.addmm(square, square, square)
+        batches = torch.bmm(single, single), torch.baddbmm(single, single, single)
+        return torch.stack([product.sum() for product in (*products, *batches)]).sum()
 
 
 def device_bytes(model: nn.Module) -> int | None:
