@@ -11,7 +11,7 @@ share it. Running an operator again makes new storages.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Kind = Literal["input", "gradient", "forward", "backward"]
@@ -48,6 +48,11 @@ class Op:
         return sum(size for _, size in self.makes)
 
     @property
+    def storages(self) -> tuple[int, ...]:
+        """All that its value keeps alive."""
+        return (*(storage for storage, _ in self.makes), *self.shares)
+
+    @property
     def is_view(self) -> bool:
         """Whether running it costs next to nothing and allocates nothing."""
         return not self.makes and bool(self.shares)
@@ -60,7 +65,8 @@ class Joint:
     `results` are the values the forward program returns to the caller, `updates` those among its outputs that
     only overwrite inputs and die at once; `effects` run because they change an input themselves. `gradients` pairs
     each differentiated input with the value of its gradient; `parameters` are the inputs whose gradient is
-    accumulated inside the program. `kept` are forward operators that never run a second time.
+    accumulated inside the program. `kept` are forward operators that never run a second time. `apart` are copies of
+    parts of values, made so that the rest can go; a program may do without them.
     """
 
     ops: list[Op]
@@ -76,6 +82,22 @@ class Joint:
     overwritten: dict[int, int] = field(default_factory=dict)  # inputs the step mutates, with their bytes
     storage_bytes: dict[int, int] = field(default_factory=dict)
     kept: frozenset[int] = frozenset()
+    apart: frozenset[int] = frozenset()
+
+    def with_parts_shown(self) -> Joint:
+        """The same without the copies in `apart`: each is a view of what it would be a copy of."""
+        whole: dict[int, int] = {}
+        ops: list[Op] = []
+        for op in self.ops:
+            shares = tuple(dict.fromkeys(whole.get(storage, storage) for storage in op.shares))
+            if op.index in self.apart:
+                (base,) = ops[op.reads[0]].storages
+                whole[op.makes[0][0]] = base
+                ops.append(replace(op, makes=(), shares=(base,), time=0.0))
+            else:
+                reusable = tuple(read for read in op.reusable if read not in self.apart)
+                ops.append(replace(op, shares=shares, reusable=reusable))
+        return replace(self, ops=ops, apart=frozenset())
 
     def bytes_of(self, storages: Sequence[int] | set[int] | frozenset[int]) -> int:
         sizes = self.storage_bytes
@@ -83,5 +105,4 @@ class Joint:
 
     def storages(self, op: int) -> tuple[int, ...]:
         """Every storage that the value of an operator keeps alive."""
-        entry = self.ops[op]
-        return (*(storage for storage, _ in entry.makes), *entry.shares)
+        return self.ops[op].storages

@@ -23,7 +23,7 @@ from elbowroom.stages.costs import Account, Staged, stage
 from elbowroom.stages.cuts import Piece, cut
 from elbowroom.stages.savings import MOST_WAYS
 from elbowroom.stages.structure import Structure, structure_of
-from elbowroom.stages.translate import program_for
+from elbowroom.stages.translate import order_of
 
 _TURNS = 7  # of the dial, per way to cut and count
 _TRIES = 60  # values considered for keeping after all, once a program is found
@@ -69,6 +69,7 @@ class _Candidate(NamedTuple):
     staged: Staged
     accounts: tuple[Account, ...]
     is_chain: bool  # cut wherever one value crosses, and nowhere else
+    apart: bool = True  # parts of gradients are copied where that lets the rest go
 
 
 class Planner:
@@ -91,12 +92,15 @@ class Planner:
         self.around = around
         self.report = report
         self.as_chain = as_chain
-        program = make_program(joint, joint.backward)
+        program = make_program(joint, joint.backward, apart=False)
         why = "it fits, and nothing runs again"
         self.everything = Planned(program, predict(joint, program, around), "everything is saved", why=why)
         most_ways = 1 if whole_stages else MOST_WAYS
         plannable = joint.forward and joint.backward
         self._candidates = list(_candidates(joint, as_chain, most_ways)) if plannable else []
+        if plannable and joint.apart:
+            shown = _candidates(joint.with_parts_shown(), as_chain, most_ways)
+            self._candidates += [candidate._replace(apart=False) for candidate in shown]
         self._known = [self.everything]  # every program found that none beats in both time and peak
         self._sweeps: dict[_Way, list[Sweep]] = {}
         self._lowest: set[_Way] = set()  # ways whose lowest schedule is among what is known
@@ -142,21 +146,23 @@ class Planner:
 
     def _reason(self, plan: Planned, room: int) -> str:
         """Why this plan: how much longer the best programs of the other ways to cut and count take."""
-        times: dict[tuple[int, Account], list[float]] = {}
-        chain = None
+        times: dict[tuple[int, Account], list[float]] = {(way.number, way.account): [] for way in self._ways()}
+        chains: list[float] = []
         for way in self._ways():
             time = _least_time(self._found.get(way, ()), room)
-            times.setdefault((way.number, way.account), []).extend([] if time is None else [time])
+            if time is None:
+                continue
+            times[way.number, way.account].append(time)
             if self._candidates[way.number].is_chain and way.account == "full" and not way.spares_outputs:
-                chain = time
+                chains.append(time)
         if len(times) == 1:
             return "the only way to cut and count that was tried"
         fitting = sorted(min(each) for each in times.values() if each)
         said = [f"next best {_longer(fitting[1], plan)}" if len(fitting) > 1 else "no other fits"]
-        if chain is None:
+        if not chains:
             said.append("as a chain it does not fit")
-        elif chain > fitting[0]:
-            said.append(f"as a chain {_longer(chain, plan)}")
+        elif min(chains) > fitting[0]:
+            said.append(f"as a chain {_longer(min(chains), plan)}")
         return f"fastest of {len(times)} ways to cut and count; {', '.join(said)}"
 
     def _fastest(self, room: int) -> Planned | None:
@@ -206,8 +212,8 @@ class Planner:
         if plan is None:
             simulate(sweep.chain, schedule)  # the referee: raises if the schedule cannot run
             staged = self._candidates[number].staged
-            program = program_for(staged, schedule)
             method = self._method(number, account)
+            program = make_program(self.joint, order_of(staged, schedule), apart=self._candidates[number].apart)
             plan = Planned(program, predict(self.joint, program, self.around), method, schedule, staged)
             self._translated[number, schedule] = plan
             self._learn(plan)
@@ -215,9 +221,10 @@ class Planner:
         return plan.prediction.peak_bytes
 
     def _method(self, number: int, account: Account) -> str:
-        staged, _, is_chain = self._candidates[number]
-        where = " where one value crosses" if is_chain else ""
-        return f"persistent, {len(staged.pieces)} stages{where}, {account} account"
+        candidate = self._candidates[number]
+        where = " where one value crosses" if candidate.is_chain else ""
+        parts = ", parts of gradients apart" if candidate.apart and self.joint.apart else ""
+        return f"persistent, {len(candidate.staged.pieces)} stages{where}, {account} account{parts}"
 
     def _learn(self, plan: Planned) -> None:
         time, peak = plan.prediction.time_s, plan.prediction.peak_bytes
@@ -249,7 +256,7 @@ class Planner:
             _, op = max(worth)
             tried.add(op)
             order = [i.op for i in plan.program.backward if i.op != op]
-            program = make_program(joint, order)
+            program = make_program(joint, order, apart=plan.program.apart)
             prediction = predict(joint, program, self.around)
             if prediction.peak_bytes <= room and prediction.time_s < plan.prediction.time_s:
                 plan = Planned(program, prediction, plan.method, plan.schedule, plan.staged)

@@ -36,7 +36,8 @@ class ModulePlan:
 class RegionPlan:
     """The plan of one captured graph. `order` is the backward program's order of operators.
 
-    `structure` says what the graph looks like, `why` how the plan compares with the others that were found.
+    `structure` says what the graph looks like, `why` how the plan compares with the others that were found; `apart`
+    whether parts of gradients are copied so that the rest can go.
     """
 
     fingerprint: str
@@ -52,6 +53,7 @@ class RegionPlan:
     modules: tuple[ModulePlan, ...]
     structure: Structure | None = None
     why: str = ""
+    apart: bool = True
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,7 @@ def region_plan(planner: Planner, planned: Planned, fingerprint: str) -> RegionP
         modules=_modules(planner.joint, planned.program),
         structure=planner.structure,
         why=planned.why,
+        apart=planned.program.apart,
     )
 
 
@@ -222,4 +225,5 @@ def _region_from_json(data: Any) -> RegionPlan:
         modules=tuple(ModulePlan(**module) for module in data["modules"]),
         structure=Structure(**data["structure"]) if data.get("structure") else None,  # older plans say neither
         why=str(data.get("why", "")),
+        apart=bool(data.get("apart", True)),
     )

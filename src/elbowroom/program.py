@@ -20,7 +20,7 @@ class Instruction:
 
     `replay`: a forward operator run in the backward. `reuses`: the output is written over this value, which nobody
     reads again. `last_draw`: a random one that does not run again, so that
-    the generator's state kept for it goes too.
+    the generator's state kept for it goes too. `shows`: a copy that is not made, its value is in this one.
     """
 
     op: int
@@ -29,16 +29,21 @@ class Instruction:
     reuses: int | None = None
     accumulates: tuple[int, ...] = ()
     last_draw: bool = False
+    shows: int | None = None
 
 
 @dataclass(frozen=True)
 class Program:
-    """One step. `saved` is handed from forward to backward; `reseeded` are random operators that draw again."""
+    """One step. `saved` is handed from forward to backward; `reseeded` are random operators that draw again.
+
+    `apart`: parts of gradients are copied where that lets the rest go.
+    """
 
     forward: tuple[Instruction, ...]
     backward: tuple[Instruction, ...]
     saved: tuple[int, ...]
     reseeded: tuple[int, ...]
+    apart: bool = True
 
     @property
     def replays(self) -> dict[int, int]:
@@ -50,7 +55,7 @@ class Program:
         return counts
 
 
-def make_program(joint: Joint, order: Sequence[int]) -> Program:
+def make_program(joint: Joint, order: Sequence[int], *, apart: bool = True) -> Program:
     """The program whose backward runs `order`, less what nobody reads; its forward runs what is needed once."""
     accumulated: dict[int, list[int]] = {}
     for i, gradient in joint.gradients:
@@ -58,6 +63,8 @@ def make_program(joint: Joint, order: Sequence[int]) -> Program:
             accumulated.setdefault(gradient, []).append(i)
     returned = [gradient for i, gradient in joint.gradients if i not in accumulated.get(gradient, ())]
     backward, needed = _listing(joint, order, returned, accumulated, again=True)
+    if not apart:
+        backward = tuple(_shown(joint, instruction) for instruction in backward)
     arriving = set(joint.arriving)
     saved = tuple(sorted(op for op in needed if op not in arriving))
     kept = (*joint.results, *joint.updates, *saved)
@@ -74,7 +81,14 @@ def make_program(joint: Joint, order: Sequence[int]) -> Program:
     backward = memory.reusing(backward)
     replayed = {i.op for i in backward if i.replay}
     reseeded = tuple(op for op in joint.forward if op in replayed and joint.ops[op].random)
-    return Program(forward, backward, saved, reseeded)
+    return Program(forward, backward, saved, reseeded, apart)
+
+
+def _shown(joint: Joint, instruction: Instruction) -> Instruction:
+    """A copy of a part is not made; but what becomes a parameter's gradient is alone in its storage."""
+    if instruction.op not in joint.apart or instruction.accumulates:
+        return instruction
+    return replace(instruction, shows=joint.ops[instruction.op].reads[0])
 
 
 def forward_only(joint: Joint) -> Program:
@@ -189,7 +203,7 @@ def predict(joint: Joint, program: Program, around: Surroundings = _ALONE) -> Pr
         copies = sum(around.late.get(i, 0) for i in instruction.accumulates if i in around.copied)
         backward.append(during + copies - missing)
         missing -= sum(around.late.get(i, 0) for i in instruction.accumulates)
-    time = sum(joint.ops[i.op].time for i in (*program.forward, *program.backward))
+    time = sum(joint.ops[i.op].time for i in (*program.forward, *program.backward) if i.shows is None)
     return Prediction(tuple(forward), tuple(backward), between, saved_bytes, time)
 
 
@@ -235,7 +249,7 @@ class _Memory:
         self._values: dict[int, dict[int, int]] = {}  # operator → storage → the copy of it that its value holds
         self._brought: dict[int, int] = {}
         self._from_outside: set[int] = set()
-        self._lent: set[int] = set()  # storages that have become gradients of parameters
+        self._lent: set[int] = set()  # storages that have become gradients of parameters, or are shown in part
 
     def bring(self, op: int) -> None:
         """A value that exists before the program runs. Inputs that view one another share their storage."""
@@ -257,13 +271,13 @@ class _Memory:
                 for storage, copy in values.get(read, _NOTHING).items():
                     if storage in entry.shares:
                         value[storage] = copy
-        if instruction.reuses is not None:
-            (value[entry.makes[0][0]],) = values[instruction.reuses].values()
+        if (within := instruction.reuses if instruction.shows is None else instruction.shows) is not None:
+            (value[entry.makes[0][0]],) = values[within].values()
         else:
             for storage, size in entry.makes:
                 value[storage] = self._new(size)
         self._hold(instruction.op, value)
-        if instruction.accumulates:
+        if instruction.accumulates or instruction.shows is not None:
             self._lent.update(value.values())
         draws_again = instruction.replay and entry.random
         if op_state:
@@ -279,7 +293,8 @@ class _Memory:
         """The same instructions, writing outputs over values that die, where that is safe."""
         chosen = []
         for instruction in listing:
-            chosen.append(replace(instruction, reuses=self.reusable(instruction)))
+            reuses = None if instruction.shows is not None else self.reusable(instruction)
+            chosen.append(replace(instruction, reuses=reuses))
             self.run(chosen[-1])
         return tuple(chosen)
 

@@ -32,13 +32,13 @@ class Capture:
     def effects(self) -> list[str]:
         return [self.joint.ops[op].target for op in self.joint.effects]
 
-    def train(self, *example: Any, again: bool = False) -> Any:
+    def train(self, *example: Any, again: bool = False, apart: bool = True) -> Any:
         """One step: everything saved, or everything the backward reads computed again."""
         from elbowroom.program import make_program
 
         order = [*self.joint.forward, *self.joint.backward] if again else self.joint.backward
         self.region.looks.calls = None
-        self.region.install(make_program(self.joint, order))
+        self.region.install(make_program(self.joint, order, apart=apart))
         outputs = self.compiled(*example)
         total(outputs).backward()
         return outputs

@@ -17,6 +17,7 @@ from torch.nn import functional as F  # noqa: E402
 from elbowroom.capture import rewrite as rewriting  # noqa: E402
 from elbowroom.capture.rewrite import APART, _is_causal, batch_norm_updating, rewrite  # noqa: E402
 from elbowroom.measuring.memory import measure  # noqa: E402
+from elbowroom.program import make_program, predict  # noqa: E402
 
 aten = torch.ops.aten
 
@@ -43,12 +44,12 @@ def image():
 
 def assert_trains_like_eager(capture, forward, *, training=True):
     """Outputs, gradients and buffers of one step from the same state, with everything saved and with nothing."""
-    for again in (False, True):
+    for again, apart in ((False, True), (True, True), (True, False)):
         torch._dynamo.reset()
         model = Model(forward).train(training)
         plain = copy.deepcopy(model)
         captured = capture(model, image())
-        got = captured.train(image(), again=again)
+        got = captured.train(image(), again=again, apart=apart)
         expected = plain(image())
         parts = expected if isinstance(expected, tuple) else (expected,)
         sum(part.square().sum() for part in parts if part.requires_grad).backward()
@@ -500,6 +501,21 @@ def parts(capture, monkeypatch):
 @pytest.mark.parametrize("early", [1, 2])
 def test_parts_of_a_gradient_that_are_read_long_after_the_rest_are_copied(parts, early):
     assert parts(joins(early)) == [8] * early
+
+
+@pytest.mark.usefixtures("parts")
+def test_a_copy_that_is_not_made_is_a_view(capture):
+    """Planned with the copies and doing without them, or planned without: the same memory at the same moments."""
+    joint = capture(Model(joins(1)), image()).joint
+    for op in joint.ops:
+        op.time = 1.0
+    shown = joint.with_parts_shown()
+    order = [*joint.forward, *joint.backward]
+    without = predict(joint, make_program(joint, order, apart=False))
+    assert without == predict(shown, make_program(shown, order))
+    copied = predict(joint, make_program(joint, order))
+    assert copied.time_s == without.time_s + 1
+    assert any(a < b for a, b in zip(copied.backward_bytes, without.backward_bytes, strict=True))
 
 
 def test_parts_that_are_most_of_a_gradient_stay_in_it(parts):

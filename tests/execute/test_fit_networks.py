@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.flop_counter import flop_registry  # noqa: E402
 
 import elbowroom  # noqa: E402
+from elbowroom.capture import rewrite  # noqa: E402
 from elbowroom.errors import BudgetTooSmall  # noqa: E402
 from elbowroom.execute.verify import verify_step  # noqa: E402
 from elbowroom.measuring.estimate import flops_of  # noqa: E402
@@ -53,6 +54,13 @@ def test_a_network_within_its_budgets(name: str) -> None:
         against = verify_step(fitted.elbowroom, batch, {}).against
         assert against == ("aot_eager" if name in DIFFERS_FROM_EAGER else "eager")
     assert entry.plan.time_s > entry.plan.plain_time_s  # at the least budget something is recomputed
+
+
+def test_a_network_whose_gradients_are_kept_in_parts(monkeypatch):
+    """As above, where a part of a gradient need not outlive the rest by much, nor be large, to be copied."""
+    monkeypatch.setattr(rewrite, "_LARGE", 1)
+    monkeypatch.setattr(rewrite, "_LONG", {False: 10})
+    test_a_network_within_its_budgets("unet")
 
 
 def step_peak(model, batch) -> int:

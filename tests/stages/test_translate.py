@@ -12,10 +12,14 @@ from elbowroom.solve import METHODS, Options, solve
 from elbowroom.stages.costs import _costs, _gradients_crossing, stage
 from elbowroom.stages.cuts import cut
 from elbowroom.stages.savings import ways_to_save
-from elbowroom.stages.translate import program_for
+from elbowroom.stages.translate import order_of
 from joints import Step, check, joint_of, joints
 
 SOLVERS = ("persistent", "floating", "revolve", "sequential", "store-all")
+
+
+def program_for(stages, schedule):
+    return make_program(stages.joint, order_of(stages, schedule))
 
 
 @st.composite

@@ -78,6 +78,7 @@ def contract(captured: Captured) -> Captured:
         overwritten={number[i]: size for i, size in joint.overwritten.items()},
         storage_bytes=storage_bytes,
         kept=frozenset(numbers(_drawn(captured))),
+        apart=frozenset(numbers(i for i in joint.apart if _is_slice_of_stored(captured, i, stored))),
     )
     return replace(
         captured,
@@ -212,6 +213,12 @@ def _must_be_stored(captured: Captured) -> set[int]:
 def _is_gathered(node: fx.Node) -> bool:
     """Whether a value is there to be in one place."""
     return node.target is aten.cat.default or APART in node.meta
+
+
+def _is_slice_of_stored(captured: Captured, i: int, stored: set[int]) -> bool:
+    """Whether a copy of a part is all that is computed. The whole may never be in memory, but for its parts."""
+    (part,) = captured.joint.ops[i].reads
+    return captured.joint.ops[part].reads[0] in stored
 
 
 def _reads_stored(captured: Captured, i: int, read: int, stored: set[int]) -> bool:

@@ -13,7 +13,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from elbowroom.capture.out_variant import overwritable
-from elbowroom.capture.rewrite import batch_norm_updating, rewrite
+from elbowroom.capture.rewrite import APART, batch_norm_updating, rewrite
 from elbowroom.joint import Joint, Kind, Op
 
 aten = torch.ops.aten
@@ -84,6 +84,7 @@ def capture_joint(
         effects=tuple(number[node] for node in effects),
         overwritten={i: live_bytes(order[i]) for i in _overwritten(returns, effects, number)},
         storage_bytes=storages.bytes,
+        apart=frozenset(number[node] for node in body if APART in node.meta),
     )
     return Captured(joint, order, forward_returns, mutated, backward_returns, _device(order), graph_module, fixed)
 

@@ -184,6 +184,8 @@ class _Writer:
 
     def _call(self, op: int, instruction: Instruction) -> str:
         node = self.captured.nodes[op]
+        if instruction.shows is not None:
+            return self.names[instruction.shows]
         if node.op == "get_attr":
             return self._bind(getattr(self.captured.module, str(node.target)), str(node.target))
         target, _, args = replay_call(node) if instruction.replay else (node.target, None, node.args)

@@ -313,6 +313,9 @@ class _Graph:
         *inside, root = self.cones[instruction.op]
         for node in inside:
             self._inline(node)
+        if instruction.shows is not None:
+            self.values[root] = self._latest(root.all_input_nodes[0])
+            return
         self.values[root] = self.graph.node_copy(root, self._latest)
         self._lay_out(self.values[root])
         if reads_windows(root):  # later readers shall not take what was stored for this one
@@ -326,6 +329,8 @@ class _Graph:
         one of those instead: in float32, twice as large.
         """
         root = self.captured.nodes[instruction.op]
+        if instruction.shows is not None:
+            return
         if APART in root.meta:
             self.values[root] = self._strided(self.values[root], root.meta["val"].stride())
         elif is_fusible(root) and not self.captured.joint.ops[instruction.op].is_view:

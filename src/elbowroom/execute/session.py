@@ -377,7 +377,7 @@ class Session:
                 f"{format_bytes(self.settings.budget_bytes)}; plan again",
             )
         for region, planned in dict(zip(regions, plan.regions, strict=True)).items():
-            region.install(make_program(region.captured.joint, planned.order))
+            region.install(make_program(region.captured.joint, planned.order, apart=planned.apart))
         return plan
 
     def _say_unplanned(self, why: str) -> None:

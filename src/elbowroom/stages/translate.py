@@ -6,18 +6,13 @@ nothing keeps is run again, and nothing else: values that happen to be there are
 
 from __future__ import annotations
 
-from elbowroom.program import Program, make_program
 from elbowroom.schedule.operations import Backward, Forward, Schedule
 from elbowroom.stages.costs import Staged, backward_order
 from elbowroom.stages.savings import recomputed
 
 
-def program_for(staged: Staged, schedule: Schedule) -> Program:
-    """The program of a schedule whose last stage stands for what happens outside."""
-    return make_program(staged.joint, _order(staged, schedule))
-
-
-def _order(staged: Staged, schedule: Schedule) -> list[int]:
+def order_of(staged: Staged, schedule: Schedule) -> list[int]:
+    """The backward program's, for a schedule whose last stage stands for what happens outside."""
     pieces, joint = staged.pieces, staged.joint
     kept = _Kept(staged)
     order: list[int] = []
