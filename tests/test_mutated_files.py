@@ -140,7 +140,7 @@ def test_damaged_documents(elbowroom, tmp_path, kind, part):
     rng = Random(f"{kind} {part}")
     path = tmp_path / "problem.json"
     command = ("simulate", path) if kind == "plan" else ("solve", path, "--budget", 40)
-    for _ in range(1000):
+    for _ in range(1000 if kind == "graph" else 400):
         document, place = mutate(rng, kind)
         path.write_text(json.dumps(document))
         status, out, err = elbowroom(*command, "--json")
@@ -198,7 +198,7 @@ def test_damaged_text(elbowroom, tmp_path, part):
     rng = Random(part)
     path = tmp_path / "problem.json"
     refused = 0
-    for _ in range(1000):
+    for _ in range(500):
         text = bytearray(json.dumps(PROBLEMS[rng.choice(list(PROBLEMS))]).encode())
         for _ in range(rng.randint(1, 4)):
             at = rng.randrange(len(text))

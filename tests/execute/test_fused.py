@@ -34,8 +34,7 @@ pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, ("g++", "clang++"))), reason="Inductor needs a C++ compiler for the CPU"
 )
 
-SHARES = (1.0, 0.6, 0.35)  # of what the step takes with everything saved, resident state aside
-FEWER = (1.0, 0.35)  # for the CNN, whose kernels take longer to compile
+SHARES = (1.0, 0.35)  # of what the step takes with everything saved, resident state aside
 MARGIN = 2048  # bytes
 
 
@@ -164,7 +163,7 @@ def subject(request):
     after = state_of(model)
     made = Subject(request.param.__name__, fitted, batch, state, before, after, {}, {}, None)
     (everything,) = made.entry.trials.known
-    for share in SHARES if request.param is transformer else FEWER:
+    for share in SHARES:
         budget = made.entry.plan.resident_bytes + int(share * everything.peak_bytes) + MARGIN
         fitted.elbowroom.set_budget(budget)
         made.budgets[share], made.programs[share] = budget, made.region.program
