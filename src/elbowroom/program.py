@@ -34,16 +34,17 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Program:
-    """One step. `saved` is handed from forward to backward; `reseeded` are random operators that draw again.
-
-    `apart`: parts of gradients are copied where that lets the rest go.
-    """
+    """One step. `saved` is handed from forward to backward; `reseeded` are random operators that draw again."""
 
     forward: tuple[Instruction, ...]
     backward: tuple[Instruction, ...]
     saved: tuple[int, ...]
     reseeded: tuple[int, ...]
-    apart: bool = True
+
+    @property
+    def apart(self) -> bool:
+        """Whether all parts of gradients that may be copied are: none is shown in the whole."""
+        return all(instruction.shows is None for instruction in self.backward)
 
     @property
     def replays(self) -> dict[int, int]:
@@ -81,7 +82,7 @@ def make_program(joint: Joint, order: Sequence[int], *, apart: bool = True) -> P
     backward = memory.reusing(backward)
     replayed = {i.op for i in backward if i.replay}
     reseeded = tuple(op for op in joint.forward if op in replayed and joint.ops[op].random)
-    return Program(forward, backward, saved, reseeded, apart)
+    return Program(forward, backward, saved, reseeded)
 
 
 def _shown(joint: Joint, instruction: Instruction) -> Instruction:

@@ -518,6 +518,13 @@ def test_a_copy_that_is_not_made_is_a_view(capture):
     assert any(a < b for a, b in zip(copied.backward_bytes, without.backward_bytes, strict=True))
 
 
+def test_without_parts_to_copy_there_is_one_program(capture):
+    """Or it would be compiled twice."""
+    joint = capture(Model(joins(1)), image()).joint
+    assert not joint.apart
+    assert make_program(joint, joint.backward, apart=False) == make_program(joint, joint.backward)
+
+
 def test_parts_that_are_most_of_a_gradient_stay_in_it(parts):
     assert parts(joins(4)) == []
 

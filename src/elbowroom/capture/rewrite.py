@@ -62,9 +62,7 @@ def _reaches(returned: set[fx.Node], node: fx.Node) -> bool:
     """Whether the node's value or a view of it is returned: then the caller gets a copy of its own, as written."""
     if node in returned:
         return True
-    storage = node.meta["val"].untyped_storage()._cdata
-    values = (other.meta.get("val") for other in returned)
-    return any(isinstance(v, torch.Tensor) and v.untyped_storage()._cdata == storage for v in values)
+    return _storage(node) in map(_storage, returned)
 
 
 def _compute_once(graph: fx.Graph) -> None:
@@ -198,16 +196,14 @@ def _outliving(node: fx.Node, place: dict[fx.Node, int], long: int) -> list[fx.N
 
 def _end(node: fx.Node, place: dict[fx.Node, int]) -> int:
     """Where a value is read for the last time: a view of one is, where the view's own value is."""
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return place[node]
-    storage = value.untyped_storage()._cdata
-    shown = isinstance(node.args[0], fx.Node) and _storage(node.args[0]) == storage
-    return max((_end(user, place) for user in node.users), default=place[node]) if shown else place[node]
+    storage = _storage(node)
+    is_view = storage is not None and any(_storage(read) == storage for read in node.args[:1])
+    return max((_end(user, place) for user in node.users), default=place[node]) if is_view else place[node]
 
 
-def _storage(node: fx.Node) -> int | None:
-    value = node.meta.get("val")
+def _storage(node: Any) -> int | None:
+    """Of a node's value, if it is a tensor."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
