@@ -244,7 +244,7 @@ def run_fitted(bench: Bench, cell: Cell) -> tuple[Row, Any]:
 
 
 def how_it_runs(entry: Any) -> str:
-    if entry.trials is None:
+    if entry.instead is not None or entry.regions[0].captured.cones is None:
         return "PyTorch's kernels"
     tried = {tuple(id(plan.program) for plan in tried.planned) for tried in entry.trials.known}
     recorded = any(region.programs[region.current][1].recorder is not None for region in entry.regions)

@@ -3,7 +3,7 @@
 Tracing makes everything functional and leaves marks of its own: detached aliases, copies that nobody overwrites,
 values computed twice, BatchNorm returning new statistics instead of updating its buffers, causal masks written out
 because a model cannot look at them while it is traced. And autograd shows parts of a gradient where copies would let
-the rest go.
+the rest go, as some losses keep the memory of all their terms.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def rewrite(graph: fx.Graph) -> list[fx.Node]:
     _drop_unused_statistics(graph)
     _use_causal_flags(graph)
     _keep_parts_apart(graph)
+    _let_terms_go(graph)
     effects = _update_in_place(graph)
     for node in reversed(list(graph.nodes)):
         if not node.users and node.op == "call_function" and node not in effects:
@@ -179,7 +180,8 @@ def _keep_parts_apart(graph: fx.Graph, *, fused: bool = False) -> None:
         if value.untyped_storage().nbytes() >= _LARGE:
             parts += _outliving(node, place, _LONG[fused])
     for part in parts:
-        _copy_after(graph, part, fused)
+        if not fused or _copy_of(part).stride() != part.meta["val"].stride():  # the compiler would leave it out
+            _copy_after(graph, part).meta[APART] = True
 
 
 def _outliving(node: fx.Node, place: dict[fx.Node, int], long: int) -> list[fx.Node]:
@@ -212,16 +214,38 @@ def _bytes(node: fx.Node) -> int:
     return int(value.numel() * value.element_size())
 
 
-def _copy_after(graph: fx.Graph, part: fx.Node, fused: bool) -> None:
-    value = part.meta["val"]
+def _copy_of(node: fx.Node) -> torch.Tensor:
+    value = node.meta["val"]
     with value.fake_mode:
-        copied = value.clone()
-    if fused and copied.stride() == value.stride():
-        return  # the compiler would leave it out
-    with graph.inserting_after(part):
-        copy = graph.call_function(aten.clone.default, (part,))
-    part.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
-    copy.meta = {**part.meta, "val": copied, APART: True}
+        copied: torch.Tensor = value.clone()
+    return copied
+
+
+def _copy_after(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """Let everybody read a copy."""
+    with graph.inserting_after(node):
+        copy = graph.call_function(aten.clone.default, (node,))
+    node.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
+    copy.meta = {**node.meta, "val": _copy_of(node)}
+    return copy
+
+
+# --- losses --------------------------------------------------------------------------------------------------
+
+_SUMS = (
+    aten.mse_loss.default,
+    aten.smooth_l1_loss.default,
+    aten.soft_margin_loss.default,
+    aten.binary_cross_entropy.default,
+)
+
+
+def _let_terms_go(graph: fx.Graph) -> None:
+    """Copies of losses that are added up where their terms were: the sum's storage is as large as all of them."""
+    for target in _SUMS:
+        for node in graph.find_nodes(op="call_function", target=target):
+            if _bytes(node) < _bytes(node.args[0]):
+                _copy_after(graph, node)
 
 
 # --- causal masks --------------------------------------------------------------------------------------------

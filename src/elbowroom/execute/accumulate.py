@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import FrameType
 from typing import TypeAlias
 
 import torch
 
 Accumulate: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
+
+_on_trial: ContextVar[tuple[Accumulate, Accumulate] | None] = ContextVar("_on_trial", default=None)
 
 
 def accumulator() -> tuple[Accumulate, Accumulate]:
@@ -24,9 +28,24 @@ def accumulator() -> tuple[Accumulate, Accumulate]:
     Each returns what the program must hand to autograd: None once the gradient is in place. Under
     `torch.autograd.grad`, or `backward(inputs=…)`, nothing may be written to `.grad`.
     """
+    if (trial := _on_trial.get()) is not None:
+        return trial
     if engine_accumulates():
         return _take, _add_copy
     return _hand_over, _hand_over
+
+
+@contextmanager
+def on_trial(*, keeps: bool) -> Iterator[None]:
+    """Have backwards take as much memory for gradients as they would, and leave `.grad` alone.
+
+    They keep the gradients that they make; or let them go, as if added to those of an earlier backward.
+    """
+    token = _on_trial.set((_as_gradient, _copy) if keeps else (_let_go, _let_go))
+    try:
+        yield
+    finally:
+        _on_trial.reset(token)
 
 
 def _take(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
@@ -34,10 +53,8 @@ def _take(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | Non
         return gradient
     if parameter.grad is not None:
         parameter.grad.add_(gradient)
-    elif gradient.stride() == parameter.stride() and gradient.dtype == parameter.dtype:
-        parameter.grad = gradient
     else:
-        parameter.grad = torch.empty_like(parameter).copy_(gradient)
+        parameter.grad = _as_gradient(parameter, gradient)
     return None
 
 
@@ -48,7 +65,20 @@ def _add_copy(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor |
     if parameter.grad is not None:
         parameter.grad.add_(gradient)
     else:
-        parameter.grad = torch.empty_like(parameter).copy_(gradient)
+        parameter.grad = _copy(parameter, gradient)
+    return None
+
+
+def _as_gradient(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    fits = gradient.stride() == parameter.stride() and gradient.dtype == parameter.dtype
+    return gradient if fits else _copy(parameter, gradient)
+
+
+def _copy(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(parameter).copy_(gradient)
+
+
+def _let_go(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
     return None
 
 

@@ -16,7 +16,7 @@ from torch import fx
 
 from elbowroom.capture.backend import make_backend
 from elbowroom.capture.joint_graph import live_bytes
-from elbowroom.errors import InputError
+from elbowroom.errors import BudgetTooSmall, InputError
 from elbowroom.execute.region import Looks, Region
 from elbowroom.execute.session import measure_region, random_state_kept, surroundings
 from elbowroom.execute.settings import Settings, choose_kernels, compiling_failed, room_within, say_fallback
@@ -43,7 +43,8 @@ def elbowroom(graph_module: fx.GraphModule, example_inputs: Any, **given: Any) -
     estimate = options.get("times", "measure") == "estimate"
 
     def on_capture(region: Region) -> None:
-        if fused:  # trials need real arguments, and those come with the first call
+        if fused or region.captured.device.type == "cuda":
+            # Trials need real arguments, and those come with the first call.
             region.at_first = partial(_try_alone, budget=budget, estimate=estimate)
         else:
             _plan_alone(region, budget, estimate)
@@ -67,29 +68,40 @@ def _plan_alone(region: Region, budget: int, estimate: bool) -> None:
 
 
 def _try_alone(region: Region, budget: int, estimate: bool) -> None:
-    """With fused kernels; where that fails or does not fit, with PyTorch's, and it is said."""
-    from elbowroom.execute.trials import Trials
-
+    """Where predictions are not exact. If fused kernels fail or do not fit, with PyTorch's, and it is said."""
     captured = region.captured
-    room = room_within(budget, resident := _resident(region), captured.device, is_measured=True)
-    measure_region(region, estimate)
-    trials = Trials([region], [Planner(captured.joint, surroundings(region, loss_inside=False))])
-    why = "nothing compiled fits"
-    tried = None
+    if captured.cones is None:
+        _tried_alone(region, budget, estimate)
+        return
     try:
-        with random_state_kept(), progress_bar("planning and compiling") as report:
-            tried = trials.best(room, Settings.compilations, report)
+        _tried_alone(region, budget, estimate)
+    except BudgetTooSmall:
+        why = "nothing compiled fits"
     except Exception as failure:
         why = compiling_failed(failure)
-    if tried is not None:
-        region.install(tried.planned[0].program)
-        _say_planned(resident, tried.peak_bytes, budget)
+    else:
         return
     assert captured.unfused is not None
     region.captured = captured.unfused
     region.programs.clear()
-    _plan_alone(region, budget, estimate)
+    (_tried_alone if captured.device.type == "cuda" else _plan_alone)(region, budget, estimate)
     say_fallback("a graph", why, set())
+
+
+def _tried_alone(region: Region, budget: int, estimate: bool) -> None:
+    from elbowroom.execute.trials import Trials
+
+    device = region.captured.device
+    room = room_within(budget, resident := _resident(region), device, is_measured=True)
+    measure_region(region, estimate)
+    planner = Planner(region.captured.joint, surroundings(region, loss_inside=False))
+    trials = Trials([region], [planner])
+    with random_state_kept(), progress_bar("planning and compiling") as report:
+        tried = trials.best(room, Settings.compilations, report)
+    if tried is None:
+        raise too_small(budget, resident, [planner], device, trials.least_bytes)
+    region.install(tried.planned[0].program)
+    _say_planned(resident, tried.peak_bytes, budget)
 
 
 def _say_planned(resident: dict[str, int], peak_bytes: int, budget: int) -> None:

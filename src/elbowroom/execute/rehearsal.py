@@ -1,4 +1,4 @@
-"""Runs a compiled program on what the graph was last called with and measures it; nothing that the user sees changes.
+"""Runs a program on what the graph was last called with and measures it; nothing that the user sees changes.
 
 Times are those of steps in a row, as in training, where the host runs ahead of the GPU. Single steps, with the host's
 start in each, made recordings of GPT-2 look 6 % faster than launching it; they are no faster.
@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from elbowroom.capture.joint_graph import made_real
+from elbowroom.capture.joint_graph import Captured, made_real
+from elbowroom.execute.accumulate import on_trial
 from elbowroom.execute.fused import Fused
 from elbowroom.execute.recording import LOG, Recording
 from elbowroom.execute.region import Region
@@ -33,7 +34,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Trial:
-    """What a compiled program took: its peak above what is resident, and its time.
+    """What a program took: its peak above what is resident, and its time.
 
     `kernels_s` of that the GPU would need if it never waited for the host; 0 if that is not known.
     """
@@ -47,15 +48,16 @@ def launched(region: Region, number: int, between_bytes: int, late_bytes: int = 
     """`between_bytes` are in use between forward and backward, whatever the trial itself holds then. `late_bytes` of
     gradients count as resident and are not there before the backward makes them."""
     with _quietly():
-        fused, inputs = _fused(region, number), _inputs(region)
-        buffers = None if late_bytes else fused.gradient_buffers(inputs)
-        step = partial(run_once, fused, inputs, buffers)
+        device, fused = region.captured.device, region.programs[number][1].fused
+        step = _step(region, number, keeps=bool(late_bytes))
         step()  # the first run loads kernels and picks algorithms
-        if region.captured.device.type != "cuda":
+        if device.type != "cuda":
             peak, time = _measured_on_host(step)
-            return Trial(max(peak - late_bytes, between_bytes), time, time)
-        peak, time = _peak_during(partial(in_a_row, step), region.captured.device)
-        return Trial(max(peak - late_bytes, between_bytes), time, without_host(step, time))
+        else:
+            peak, time = _peak_during(partial(in_a_row, step), device)
+        is_replayable = device.type == "cuda" and fused is not None
+        kernels = without_host(step, time) if is_replayable else time
+        return Trial(max(peak - late_bytes, between_bytes), time, kernels)
 
 
 def recorded(region: Region, number: int, between_bytes: int, outside_bytes: int) -> Trial | None:
@@ -64,10 +66,10 @@ def recorded(region: Region, number: int, between_bytes: int, outside_bytes: int
     It has memory for gradients all the time. Now and then it will be launched, with these there: that must fit, too.
     """
     with _quietly():
-        fused, inputs = _fused(region, number), _inputs(region)
+        fused, inputs = region.programs[number][1].fused, _inputs(region)
         try:
             buffers = fused.gradient_buffers(inputs)
-            launch = partial(run_once, fused, inputs, buffers)
+            launch = _fused_step(fused, inputs, buffers)
             launch()
             peak, _ = _peak_during(launch, region.captured.device)
             pool, time = _recorded(fused, inputs, buffers)
@@ -77,20 +79,44 @@ def recorded(region: Region, number: int, between_bytes: int, outside_bytes: int
         return Trial(max(peak, between_bytes, pool + outside_bytes), time)
 
 
-def run_once(fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor] | None) -> None:
-    """Forward and backward, gradients into buffers of our own if there are any. What autograd would hold, is held."""
-    outputs = fused.forward(list(inputs))
-    count = len(fused.captured.forward_outputs)
+def _step(region: Region, number: int, *, keeps: bool) -> Callable[[], None]:
+    """Forward and backward of a program that keeps the gradients that it makes, or adds them to others."""
+    ready, inputs = region.programs[number][1], _inputs(region)
+    if ready.fused is not None:
+        return _fused_step(ready.fused, inputs, None if keeps else ready.fused.gradient_buffers(inputs))
+
+    def backward(arguments: list[Any]) -> None:
+        with on_trial(keeps=keeps):
+            ready.backward(arguments)
+
+    return partial(_run, region.captured, ready.forward, backward, inputs)
+
+
+def _fused_step(fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor] | None) -> Callable[[], None]:
+    """Gradients go into buffers of our own, if there are any."""
+    backward = partial(fused.run_backward, buffers=buffers or [], mode="return" if buffers is None else "write")
+    return partial(_run, fused.captured, fused.forward, backward, inputs)
+
+
+def _run(
+    captured: Captured,
+    forward: Callable[[list[Any]], list[Any]],
+    backward: Callable[[list[Any]], Any],
+    inputs: Sequence[Any],
+) -> None:
+    """One after the other. What autograd would hold, is held."""
+    outputs = forward(list(inputs))
+    count = len(captured.forward_outputs)
     results, arguments = outputs[:count], outputs[count:]
     del outputs
-    arguments += _arriving(fused)
-    fused.run_backward(arguments, buffers or [], "return" if buffers is None else "write")
+    arguments += _arriving(captured)
+    backward(arguments)
     del results
 
 
 def _recorded(fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor]) -> tuple[int, float]:
     recording = Recording(fused, inputs, buffers, "write")
-    arriving = _arriving(fused)
+    arriving = _arriving(fused.captured)
 
     def step() -> None:
         recording.forward(inputs)
@@ -169,12 +195,6 @@ def _quietly() -> Iterator[None]:
         yield
 
 
-def _fused(region: Region, number: int) -> Fused:
-    fused = region.programs[number][1].fused
-    assert isinstance(fused, Fused)
-    return fused
-
-
 def _inputs(region: Region) -> list[Any]:
     """What the graph was called with when it was looked at, as far as it still exists; the rest is made up."""
     captured = region.captured
@@ -187,5 +207,5 @@ def _inputs(region: Region) -> list[Any]:
     return inputs
 
 
-def _arriving(fused: Fused) -> list[torch.Tensor]:
-    return [made_real(fused.captured.nodes[i].meta["val"]).fill_(1) for i in fused.captured.joint.arriving]
+def _arriving(captured: Captured) -> list[torch.Tensor]:
+    return [made_real(captured.nodes[i].meta["val"]).fill_(1) for i in captured.joint.arriving]

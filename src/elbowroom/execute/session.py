@@ -7,7 +7,7 @@ budget and installs their programs. From then on it checks, call by call, that t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -36,11 +36,13 @@ from elbowroom.execute.too_small import too_small
 from elbowroom.measuring.cache import setting_of
 from elbowroom.measuring.ops import measure_ops
 from elbowroom.measuring.resident import device_bytes, resident_bytes, rounded, step_temporaries
-from elbowroom.planning import Planned, Planner, plan_together
+from elbowroom.planning import Planned, Planner, peak_together, plan_together
 from elbowroom.plans import Plan, region_plan
 from elbowroom.program import Surroundings, make_program
 from elbowroom.report.progress import progress_bar
 from elbowroom.units import format_bytes, parse_bytes
+
+_UNFORESEEN = 0.05  # of a peak, on a GPU; 1 % is the most that was seen
 
 
 @dataclass
@@ -55,7 +57,7 @@ class Entry:
     unplanned: str = ""
     planners: list[Planner] = field(default_factory=list)
     late: list[nn.Parameter] = field(default_factory=list)  # must have no gradient when a step begins
-    trials: Any = None  # of programs compiled for it, if its kernels are fused
+    trials: Any = None  # of programs made for it, where predictions are not exact
     instead: Session | None = None  # runs it with PyTorch's kernels, because fused ones could not
 
 
@@ -305,10 +307,9 @@ class Session:
                 entry.plan = entry.instead.entries[key].plan
 
     def _found(self, entry: Entry, resident: Mapping[str, int]) -> list[Planned]:
-        fused = self.settings.kernels == "inductor"
-        device = entry.regions[0].captured.device
-        room = room_within(self.settings.budget_bytes, resident, device, is_measured=fused)
-        if fused:
+        device, budget = entry.regions[0].captured.device, self.settings.budget_bytes
+        room = room_within(budget, resident, device, is_measured=True)
+        if self.settings.kernels == "inductor" or (device.type == "cuda" and not fits_easily(entry.planners, room)):
             return self._tried(entry, room, resident)
         with progress_bar("planning") as report:
             for planner in entry.planners:
@@ -319,13 +320,15 @@ class Session:
         return planned
 
     def _tried(self, entry: Entry, room: int, resident: Mapping[str, int]) -> list[Planned]:
-        """The fastest compiled program that was measured within the room."""
+        """The fastest program that was measured within the room."""
         from elbowroom.execute.trials import Trials
 
+        fused = self.settings.kernels == "inductor"
         if entry.trials is None:
-            left_free = step_temporaries(self.settings.optimizer) if self.settings.cuda_graphs else None
+            records = fused and self.settings.cuda_graphs
+            left_free = step_temporaries(self.settings.optimizer) if records else None
             entry.trials = Trials(entry.regions, entry.planners, left_free)
-        with random_state_kept(), progress_bar("planning and compiling") as report:
+        with random_state_kept(), progress_bar("planning and compiling" if fused else "planning") as report:
             tried = entry.trials.best(room, self.settings.compilations, report)
         if tried is None:
             raise self._too_small(entry, resident, entry.trials.least_bytes)
@@ -389,10 +392,16 @@ def _notes(entry: Entry, planned: list[Planned]) -> tuple[str, ...]:
     if entry.late:
         notes += ("A step begins without gradients: until the backward makes them, others use their memory.",)
     if entry.trials is not None:
-        notes += ("Inductor's kernels: the peak is measured, times are estimates.",)
+        fused = entry.regions[0].captured.cones is not None
+        notes += (f"{'Inductor' if fused else 'PyTorch'}'s kernels: the peak is measured, times are estimates.",)
     if any(plan.recorded for plan in planned):
         notes += ("Replayed as CUDA graphs: their memory is held between steps, too.",)
     return notes
+
+
+def fits_easily(planners: Sequence[Planner], room: int) -> bool:
+    """Whether everything can be saved, however much more than predicted PyTorch's kernels and the allocator take."""
+    return (1 + _UNFORESEEN) * peak_together([planner.everything for planner in planners]) <= room
 
 
 def surroundings(region: Region, loss_inside: bool, late: Mapping[int, nn.Parameter] = {}) -> Surroundings:

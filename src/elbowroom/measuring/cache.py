@@ -16,7 +16,7 @@ import torch
 OpCosts: TypeAlias = dict[str, tuple[float, int, tuple[int, ...]]]
 
 ENVIRONMENT = "ELBOWROOM_CACHE"
-FORMAT = 2  # of the files; raised when what was measured before is not to be trusted
+FORMAT = 3  # of the files; raised when what was measured before is not to be trusted
 
 
 def cache_folder() -> Path:

@@ -37,7 +37,7 @@ def measure_ops(captured: Captured, *, estimate: bool = False, report: Report = 
     costs = costs_of(distinct, captured.device, estimate, report)
     for op in captured.joint.ops:
         op.time, op.workspace, sizes = costs.get(op.key, (0.0, 0, ()))
-        if len(sizes) == len(op.makes):  # tracing may have been wrong about a dtype, and so about bytes
+        if len(sizes) == len(op.makes):  # tracing may have been wrong about bytes
             op.makes = tuple((storage, size) for (storage, _), size in zip(op.makes, sizes, strict=True))
             captured.joint.storage_bytes.update(op.makes)
     report(1.0)
@@ -175,9 +175,14 @@ def _output_bytes(result: Any, node: fx.Node, block: Callable[[int], int]) -> tu
     """Bytes of the storages an operator really made, in order; nothing if tracing was right about all of them."""
     real = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     traced = tensors_of(node)
-    if len(real) != len(traced) or all(a.dtype == b.dtype for a, b in zip(real, traced, strict=True)):
+    if len(real) != len(traced) or all(map(_as_traced, real, traced)):
         return ()
     return tuple(block(leaf.untyped_storage().nbytes()) for leaf in real)
+
+
+def _as_traced(real: torch.Tensor, traced: torch.Tensor) -> bool:
+    """A sum may be left in a storage that held all its terms, which tracing does not know."""
+    return real.dtype == traced.dtype and real.untyped_storage().nbytes() <= traced.untyped_storage().nbytes()
 
 
 # --- running one operator on made-up data --------------------------------------------------------------------

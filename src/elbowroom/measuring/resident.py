@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -42,7 +43,8 @@ def _make_lasting_workspaces(device: torch.device) -> None:
 
     Each time anew, for the workspaces may have been cleared since; where they are still there, it costs nothing.
     """
-    with torch.enable_grad(), torch.autocast("cuda", enabled=False):
+    with warnings.catch_warnings(), torch.enable_grad(), torch.autocast("cuda", enabled=False):
+        warnings.filterwarnings("ignore", message=".*no current CUDA context")  # in the backward's thread, at first
         for dtype in (torch.float32, torch.bfloat16):
             _Products.apply(torch.ones(64, 64, dtype=dtype, device=device, requires_grad=True)).backward()
     torch.cuda.synchronize(device)
