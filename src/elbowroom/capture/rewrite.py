@@ -15,6 +15,8 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
+from elbowroom.capture.interpolation import multiply_interpolations
+
 aten = torch.ops.aten
 
 
@@ -36,6 +38,7 @@ def rewrite(graph: fx.Graph) -> list[fx.Node]:
 def rewrite_for_fusion(graph: fx.Graph) -> list[fx.Node]:
     """The same for a graph whose kernels a compiler will write: it needs less help."""
     _compute_once(graph)
+    multiply_interpolations(graph)
     _use_causal_flags(graph)
     _keep_parts_apart(graph, fused=True)
     effects = graph.find_nodes(op="call_function", target=aten.copy_.default)
