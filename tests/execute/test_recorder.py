@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import elbowroom  # noqa: E402
-from elbowroom.execute import recorder  # noqa: E402
+from elbowroom.execute import recorder, rehearsal  # noqa: E402
 from steps import STEPS, accumulation, descent, zero  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -78,6 +78,10 @@ def fitted():
     torch.manual_seed(0)
     batch = torch.randn(32, 16), torch.randint(4, (32,))
     model = elbowroom.fit(Net(), *batch, budget="1GiB", kernels="inductor", times="estimate")
+    (entry,) = model.elbowroom.entries.values()
+    fused, inputs = entry.regions[0].programs[-1][1].fused, rehearsal._inputs(entry.regions[0])
+    with rehearsal._quietly():  # the backward that recordings need, as a trial of one runs it
+        rehearsal._fused_step(fused, inputs, fused.gradient_buffers(inputs))()
     state = {name: value.clone() for name, value in model.state_dict().items()}
     yield model, batch, state
     torch._dynamo.reset()
