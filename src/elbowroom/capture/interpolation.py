@@ -197,7 +197,10 @@ class _Writer:
 
 
 def _product(write: _Writer, found: _Gradient) -> fx.Node:
-    """In the layout in which the gradient arrives: channels come last, or first."""
+    """In the layout in which the gradient arrives: channels come last, or first.
+
+    It is copied as the matrix that is multiplied: as an image, it might be stored in the layout of images first.
+    """
     total, arriving = found.total.meta["val"], found.arriving
     images, channels, height, width = total.shape
     large = arriving.meta["val"].shape[2:]
@@ -205,15 +208,18 @@ def _product(write: _Writer, found: _Gradient) -> fx.Node:
     columns = _matrix(write, found.columns, width, total)
     if arriving.meta["val"].is_contiguous():
         flat = write(aten.view.default, arriving, [images * channels * large[0], large[1]])
-        narrow = write(aten.view.default, write(aten.mm.default, flat, columns), [images * channels, large[0], width])
+        narrow = write(aten.mm.default, write(aten.clone.default, flat), columns)
+        narrow = write(aten.view.default, narrow, [images * channels, large[0], width])
         each = write(aten.expand.default, rows, [images * channels, height, large[0]])
         product = write(aten.view.default, write(aten.bmm.default, each, narrow), list(total.shape))
     else:
+        if not arriving.meta["val"].is_contiguous(memory_format=torch.channels_last):
+            arriving = write(aten.clone.default, arriving, memory_format=torch.channels_last)
         last = write(aten.permute.default, arriving, [0, 2, 3, 1])
-        last = write(aten.clone.default, last, memory_format=torch.contiguous_format)
         flat = write(aten.view.default, last, [images, large[0], large[1] * channels])
         each = write(aten.expand.default, rows, [images, height, large[0]])
-        low = write(aten.view.default, write(aten.bmm.default, each, flat), [images * height, large[1], channels])
+        low = write(aten.bmm.default, each, write(aten.clone.default, flat))
+        low = write(aten.view.default, low, [images * height, large[1], channels])
         columns = write(aten.permute.default, columns, [1, 0])
         each = write(aten.expand.default, columns, [images * height, width, large[1]])
         small = write(aten.view.default, write(aten.bmm.default, each, low), [images, height, width, channels])
