@@ -208,6 +208,29 @@ def test_a_budget_is_kept_in_a_process_that_has_not_multiplied_yet():
     assert step_peak(fitted, batch, precision) <= least
 
 
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in ((3, 32), (32, 32), (32, 32), (32, 3)))
+
+    def forward(self, x):
+        y = x
+        for layer in self.layers:
+            y = torch.tanh(layer(y))
+        return F.mse_loss(y, x)
+
+
+def test_what_multiplies_no_matrices_pays_for_no_workspaces():
+    torch._C._cuda_clearCublasWorkspaces()
+    batch = (torch.randn(16, 3, 128, 128, device=DEVICE),)
+    fitted, entry, least = fitted_with_room(Convolutions().to(DEVICE), batch, nullcontext)
+    assert entry.plan.resident["other"] < 16 * MIB
+    fitted.elbowroom.set_budget(least)
+    for _ in range(2):
+        fitted.zero_grad()
+        assert step_peak(fitted, batch, nullcontext) <= least
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_random_stream_goes_on_as_without_us(name):
     model, batch, precision = NETWORKS[name]()

@@ -10,9 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
 from elbowroom.errors import ElbowroomError, InputError  # noqa: E402
 from elbowroom.measuring import memory  # noqa: E402
 from elbowroom.measuring.memory import live_bytes, measure  # noqa: E402
+from elbowroom.measuring.resident import multiplies_matrices  # noqa: E402
 
 KIB = 256  # float32 elements in 1024 bytes
 
@@ -434,3 +438,18 @@ def test_cuda_exception_passes_through_and_leaves_the_figures():
         raise KeyError
     assert m.end_bytes >= live_bytes([kept])
     assert not torch._C._cuda_isHistoryEnabled()
+
+
+@pytest.mark.parametrize(
+    ("function", "multiplies"),
+    [
+        (lambda x: torch.relu(x).sum(), False),
+        (lambda x: F.conv2d(x[None, None], torch.ones(1, 1, 3, 3)), False),
+        (lambda x: F.linear(x, x), True),
+        (lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]), True),
+        (lambda x: torch.einsum("ij,kj->ik", x, x), True),
+    ],
+)
+def test_which_graphs_multiply_matrices(function, multiplies):
+    graph = make_fx(function)(torch.randn(8, 8)).graph
+    assert multiplies_matrices(graph.nodes) == multiplies

@@ -35,7 +35,13 @@ from elbowroom.execute.settings import (
 from elbowroom.execute.too_small import too_small
 from elbowroom.measuring.cache import setting_of
 from elbowroom.measuring.ops import measure_ops
-from elbowroom.measuring.resident import device_bytes, resident_bytes, rounded, step_temporaries
+from elbowroom.measuring.resident import (
+    device_bytes,
+    multiplies_matrices,
+    resident_bytes,
+    rounded,
+    step_temporaries,
+)
 from elbowroom.planning import Planned, Planner, peak_together, plan_together
 from elbowroom.plans import Plan, region_plan
 from elbowroom.program import Surroundings, make_program
@@ -183,7 +189,7 @@ class Session:
         region.captured = captured.unfused or captured
         around = surroundings(region, self.settings.loss_inside)
         measure_region(region, self.settings.estimate)
-        resident = resident_bytes(self.model, (), self.settings.optimizer, region.captured.device)
+        resident = self._resident([region], ())
         planner = Planner(region.captured.joint, around)
         planned = planner.best(room_within(self.settings.budget_bytes, resident, region.captured.device))
         if planned is None:
@@ -222,8 +228,7 @@ class Session:
         regions, unplanned = recorded
         if not regions:
             return Entry(unplanned=unplanned)
-        device = regions[0].captured.device
-        resident = resident_bytes(self.model, (args, dict(kwargs)), self.settings.optimizer, device)
+        resident = self._resident(regions, (args, dict(kwargs)))
         resident["batch"] *= self.settings.forwards
         regions = regions * self.settings.forwards
         late = self._without_gradients(regions)
@@ -233,6 +238,12 @@ class Session:
         entry = Entry(regions, None, unplanned, self._planners(regions, late), list(late.values()))
         self._install(entry, self._found(entry, resident), resident, shown(args, kwargs))
         return entry
+
+    def _resident(self, regions: Sequence[Region], batch: Any) -> dict[str, int]:
+        graphs = [region.captured.unfused or region.captured for region in regions]
+        multiplies = any(multiplies_matrices(graph.nodes) for graph in graphs)
+        device = regions[0].captured.device
+        return resident_bytes(self.model, batch, self.settings.optimizer, device, multiplies=multiplies)
 
     def _plan_fused(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
         """With Inductor's kernels; where that fails or does not fit, with PyTorch's, and it is said."""

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
 from elbowroom.errors import InputError
 from elbowroom.measuring.allocator import allocator_block
 
+# Names of operators that may call the library for matrix products.
+_PRODUCTS = re.compile("mm|mv|dot|ger|matmul|linear|linalg|attention|lstm|gru|rnn|einsum|cdist")
+
 
 def resident_bytes(
-    model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer | None, device: torch.device
+    model: nn.Module,
+    batch: Any,
+    optimizer: torch.optim.Optimizer | None,
+    device: torch.device,
+    *,
+    multiplies: bool = True,
 ) -> dict[str, int]:
-    """Bytes by what they are for. On CUDA, `other` is whatever else is allocated there already."""
+    """Bytes by what they are for. On CUDA, `other` is whatever else is allocated there already.
+
+    If the step `multiplies` matrices, the workspaces of products are part of that.
+    """
     parameters = list(model.parameters())
     trained = [p for p in parameters if p.requires_grad]
     known: set[int] = set()
@@ -29,13 +41,27 @@ def resident_bytes(
         "batch": _bytes((leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)), device, known),
     }
     if device.type == "cuda":
-        _make_lasting_workspaces(device)
+        if multiplies:
+            _make_lasting_workspaces(device)
         gradients = [p.grad for p in trained if p.grad is not None]
         ours = _bytes([*parameters, *model.buffers(), *gradients, *_state_tensors(optimizer)], device, set())
         batch_tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         ours += _bytes(batch_tensors, device, set())
         parts["other"] = max(0, torch.cuda.memory_allocated(device) - ours)
     return parts
+
+
+def multiplies_matrices(nodes: Iterable[fx.Node]) -> bool:
+    """Whether some operator may use the library for matrix products. Those of others may do anything."""
+    convolutions_do = not torch.backends.cudnn.enabled
+    for node in nodes:
+        if isinstance(node.target, torch._ops.OpOverload):
+            namespace, _, name = node.target._schema.name.partition("::")
+            if namespace not in ("aten", "prims") or _PRODUCTS.search(name):
+                return True
+            if convolutions_do and "conv" in name:
+                return True
+    return False
 
 
 def _make_lasting_workspaces(device: torch.device) -> None:
