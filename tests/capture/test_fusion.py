@@ -327,6 +327,16 @@ def test_the_gradient_of_an_embedding_is_written_into_its_zeros():
     assert size <= planner.everything.prediction.peak_bytes < 2 * size
 
 
+def test_the_gradient_that_a_convolution_passes_on_is_written_over_where_it_is_read():
+    """It is one part of a tuple, and dies in a pointwise kernel that makes one of its size."""
+    model = nn.Sequential(*(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Tanh()) for _ in range(3)))
+    captured = look(model, torch.randn(2, 4, 16, 16))
+    joint = captured.joint
+    program = Planner(joint, Surroundings()).everything.program
+    over = {joint.ops[i.reuses].target for i in program.backward if i.reuses is not None}
+    assert over == {"getitem"}
+
+
 def test_a_part_kept_apart_is_stored(monkeypatch):
     monkeypatch.setattr(rewrite, "_LARGE", 1)
     monkeypatch.setattr(rewrite, "_LONG", {True: 20})

@@ -332,9 +332,17 @@ def _overwritable(op: Op, cone: tuple[fx.Node, ...], boundary: dict[int, int], c
     for node in reversed(cone):
         keeps = node in there and node not in elsewhere and _keeps_places(node)
         (there if keeps else elsewhere).update(node.all_input_nodes)
-    size, ops = op.makes[0][1], captured.joint.ops
-    alike = [new for new, old in boundary.items() if len(ops[old].makes) == 1 and ops[old].makes[0][1] == size]
+    size = op.makes[0][1]
+    alike = [new for new, old in boundary.items() if _bytes_alone(captured, old) == size]
     return tuple(new for new in alike if captured.nodes[boundary[new]] in there - elsewhere)
+
+
+def _bytes_alone(captured: Captured, i: int) -> int | None:
+    """Bytes of a value that is one storage of its own, or that part of a tuple."""
+    op, storages = captured.joint.ops[i], captured.joint.storages(i)
+    if len(storages) != 1 or (op.is_view and not is_getitem(captured.nodes[i])):
+        return None
+    return captured.joint.storage_bytes[storages[0]]
 
 
 def _keeps_places(node: fx.Node) -> bool:
