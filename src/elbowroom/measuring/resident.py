@@ -53,7 +53,8 @@ def resident_bytes(
 
 def multiplies_matrices(nodes: Iterable[fx.Node]) -> bool:
     """Whether some operator may use the library for matrix products. Those of others may do anything."""
-    convolutions_do = not torch.backends.cudnn.enabled
+    cudnn = torch.backends.cudnn  # dilated convolutions that must be deterministic are none of its
+    convolutions_do = not cudnn.enabled or cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
     for node in nodes:
         if isinstance(node.target, torch._ops.OpOverload):
             namespace, _, name = node.target._schema.name.partition("::")
