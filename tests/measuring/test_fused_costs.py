@@ -13,9 +13,9 @@ from torch import nn  # noqa: E402
 from elbowroom.capture.backend import make_backend  # noqa: E402
 from elbowroom.capture.joint_graph import tensor_bytes  # noqa: E402
 from elbowroom.execute.region import Looks  # noqa: E402
-from elbowroom.measuring import fused  # noqa: E402
+from elbowroom.measuring import fused, ops  # noqa: E402
 from elbowroom.measuring.fused import is_heavy, measure_fused  # noqa: E402
-from elbowroom.measuring.ops import CHANNELS_LAST  # noqa: E402
+from elbowroom.measuring.ops import CHANNELS_LAST, KERNELS_ALONE  # noqa: E402
 
 
 def measured(model: nn.Module, x: torch.Tensor):
@@ -82,3 +82,56 @@ def test_on_a_gpu_convolutions_choose_their_layout_where_inductor_would_not(monk
     channels_last = measure_fused(replace(captured, device=torch.device("cuda")), estimate=True)
     assert channels_last == expected
     assert set(times(captured, "convolution").values()) == {time if expected else 1.0}
+
+
+class Clock:
+    """A GPU that needs `kernel_s` for an operator once the host has launched it, and that sleeps when told to."""
+
+    kernel_s, host_s = 1e-5, 1e-4
+
+    def __init__(self) -> None:
+        self.host = self.free = 0.0  # what time it is for the host, and when the GPU will have done all it has
+
+    def perf_counter(self) -> float:
+        return self.host
+
+    def launch(self, seconds: float) -> None:
+        self.host += self.host_s
+        self.free = max(self.free, self.host) + seconds
+
+    def sleep(self, cycles: int) -> None:
+        self.free = max(self.free, self.host) + cycles / 1.5e9
+
+    def event(self, **_):
+        clock = self
+
+        class Event:
+            def record(self) -> None:
+                self.time = max(clock.free, clock.host)
+
+            def synchronize(self) -> None:
+                clock.synchronize()
+
+            def elapsed_time(self, other) -> float:
+                return 1e3 * (other.time - self.time)
+
+        return Event()
+
+    def synchronize(self, *_) -> None:
+        self.host = self.free = max(self.free, self.host)
+
+
+@pytest.mark.parametrize(("suffix", "expected"), [(KERNELS_ALONE, Clock.kernel_s), ("", Clock.host_s)])
+def test_on_a_gpu_a_kernel_is_timed_without_the_host_where_that_does_not_count(monkeypatch, suffix, expected):
+    clock = Clock()
+    monkeypatch.setattr(ops, "clock", clock)
+    monkeypatch.setattr(ops, "_made_up_call", lambda node, **_: lambda: clock.launch(clock.kernel_s))
+    monkeypatch.setattr(ops, "_output_bytes", lambda *_: ())
+    on_gpu = {"Event": clock.event, "_sleep": clock.sleep, "synchronize": clock.synchronize}
+    memory = {"reset_peak_memory_stats": 0, "max_memory_allocated": 7, "memory_allocated": 3}
+    for name, stand_in in {**on_gpu, **{name: lambda *_, size=size: size for name, size in memory.items()}}.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    costs = ops._measure_cuda({f"mm{suffix}": None}, torch.device("cuda"), lambda part: None)
+    ((seconds, workspace, _),) = costs.values()
+    assert seconds == pytest.approx(expected, rel=0.01)
+    assert workspace == 4

@@ -23,11 +23,10 @@ from elbowroom.execute.fused import Fused
 from elbowroom.execute.recording import LOG, Recording
 from elbowroom.execute.region import Region
 from elbowroom.measuring.memory import garbage_collected, measure
-from elbowroom.measuring.ops import cuda_seconds, made_up
+from elbowroom.measuring.ops import asleep, cuda_seconds, made_up
 
 _SAMPLES = 3
 _SAMPLE_S, _MOST_STEPS = 0.5, 8  # how many steps make a sample
-_CLOCK_HZ = 2e9  # a GPU's, at the most
 _BUSY = 0.8  # of a step, with a host that does not wait for the GPU
 _Result = TypeVar("_Result")
 
@@ -157,26 +156,26 @@ def without_host(step: Callable[[], None], time_s: float) -> float:
     """
     host_s = _host_time(step)
     torch.cuda.synchronize()
-    samples = [_behind_sleep(step, int(_CLOCK_HZ * 1.5 * host_s)) for _ in range(_SAMPLES)]
+    samples = [_behind_sleep(step, 1.5 * host_s) for _ in range(_SAMPLES)]
     if all(samples):
         return statistics.median(samples)
     return 0.0 if host_s > _BUSY * time_s else time_s
 
 
-def _behind_sleep(step: Callable[[], None], cycles: int) -> float:
-    awake, asleep = torch.cuda.Event(), True
+def _behind_sleep(step: Callable[[], None], sleep_s: float) -> float:
+    awake, in_time = torch.cuda.Event(), True
 
     def sleep() -> None:
-        torch.cuda._sleep(cycles)
+        asleep(sleep_s)()
         awake.record()
 
     def step_meanwhile() -> None:
-        nonlocal asleep
+        nonlocal in_time
         step()
-        asleep = not awake.query()
+        in_time = not awake.query()
 
     seconds = cuda_seconds(step_meanwhile, 1, sleep)
-    return seconds if asleep else 0.0
+    return seconds if in_time else 0.0
 
 
 def _host_time(step: Callable[[], None]) -> float:

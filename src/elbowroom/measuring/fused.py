@@ -12,7 +12,7 @@ from torch._inductor.graph import GraphLowering
 
 from elbowroom.capture.fusion import is_fusible, is_reduction
 from elbowroom.capture.joint_graph import Captured, is_getitem, tensor_bytes
-from elbowroom.measuring.ops import CHANNELS_LAST, Report, costs_of, cuda_seconds
+from elbowroom.measuring.ops import CHANNELS_LAST, KERNELS_ALONE, Report, costs_of, cuda_seconds
 
 _LAUNCH = 2e-6  # seconds
 _REACHED = 0.75  # of a plain copy's speed, by generated kernels (ResNet-101 and GPT-2 medium on an H200)
@@ -57,6 +57,7 @@ def _laid_out(
     plain = {i: known[node] for i, node in heavy.items()}
     if captured.device.type != "cuda":
         return plain, inductors_layout(captured)
+    plain = {i: key + KERNELS_ALONE for i, key in plain.items()}  # a compiled program's host is faster, or replays
     convolutions = {i: node for i, node in heavy.items() if "convolution" in str(node.target)}
     last = {i: key + CHANNELS_LAST * (i in convolutions) for i, key in plain.items()}
     if inductors_layout(captured) or not convolutions:

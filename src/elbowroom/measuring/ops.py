@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time as clock
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,10 @@ Report = Callable[[float], None]
 
 _LEAST_SAMPLE = 2e-3  # seconds: shorter operators are repeated until a sample lasts this long
 _SAMPLES = 3
-CHANNELS_LAST = " in channels last"  # ends the key of an operator that is measured on images in that layout
+# In the key of an operator that is measured on images in that layout, or without the host that launches it.
+CHANNELS_LAST, KERNELS_ALONE = " in channels last", ", kernels alone"
+_CLOCK_HZ = 2e9  # a GPU's, at the most
+_LONG_S = 0.02  # of a host that launches kernels: it waits for them
 
 
 def measure_ops(captured: Captured, *, estimate: bool = False, report: Report = lambda part: None) -> None:
@@ -133,8 +137,8 @@ def _measure_cuda(nodes: dict[str, fx.Node], device: torch.device, report: Repor
         report(done / len(nodes))
         try:
             with torch.no_grad():
-                call = _made_up_call(node, channels_last=key.endswith(CHANNELS_LAST))
-                costs[key] = _measure_cuda_op(call, node, device)
+                call = _made_up_call(node, channels_last=CHANNELS_LAST in key)
+                costs[key] = _measure_cuda_op(call, node, device, hides_host=KERNELS_ALONE in key)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             costs[key] = _estimated(node, device)
@@ -144,7 +148,7 @@ def _measure_cuda(nodes: dict[str, fx.Node], device: torch.device, report: Repor
 
 
 def _measure_cuda_op(
-    call: Callable[[], Any], node: fx.Node, device: torch.device
+    call: Callable[[], Any], node: fx.Node, device: torch.device, *, hides_host: bool
 ) -> tuple[float, int, tuple[int, ...]]:
     sizes = _output_bytes(call(), node, allocator_block(cuda=True))  # picks algorithms, makes lasting workspaces
     torch.cuda.synchronize(device)
@@ -154,8 +158,24 @@ def _measure_cuda_op(
     del result
     once = cuda_seconds(call, 1)
     repeats = max(1, min(20, int(_LEAST_SAMPLE / max(once, 1e-7))))
-    samples = [cuda_seconds(call, repeats) / repeats for _ in range(_SAMPLES if once < 0.05 else 1)]
+    before = asleep(1.5 * _host_seconds(call, repeats)) if hides_host else None
+    samples = [cuda_seconds(call, repeats, before) / repeats for _ in range(_SAMPLES if once < 0.05 else 1)]
     return statistics.median(samples), workspace, sizes
+
+
+def _host_seconds(call: Callable[[], Any], repeats: int) -> float:
+    """What it takes to launch them; nothing if the host is so slow that it must have waited."""
+    started = clock.perf_counter()
+    for _ in range(repeats):
+        call()
+    seconds = clock.perf_counter() - started
+    torch.cuda.synchronize()
+    return seconds if seconds < _LONG_S else 0.0
+
+
+def asleep(seconds: float) -> Callable[[], None]:
+    """Keeps the GPU busy, for so long at least: what is launched meanwhile then runs without a gap."""
+    return partial(torch.cuda._sleep, int(_CLOCK_HZ * seconds))
 
 
 def cuda_seconds(call: Callable[[], Any], repeats: int, before: Callable[[], Any] | None = None) -> float:
