@@ -104,6 +104,7 @@ def _listing(
     """Instructions for an order, and the values that must exist before the first. Walks back from the end."""
     alive = set(kept)
     wanted = alive | accumulated.keys()
+    inputs = set(joint.inputs)
     drawn: set[int] = set()
     listing = []
     for op in reversed(order):
@@ -112,8 +113,8 @@ def _listing(
         entry = joint.ops[op]
         replay = again and entry.kind == "forward"
         reads = entry.replay_reads if replay else entry.reads
-        frees = tuple(value for value in (*dict.fromkeys(reads), op) if value not in alive)
-        frees = tuple(value for value in frees if joint.ops[value].kind != "input")
+        once = reads if len(reads) < 2 else dict.fromkeys(reads)
+        frees = tuple([value for value in (*once, op) if value not in alive and value not in inputs])
         into = tuple(accumulated.get(op, ()))
         last_draw = replay and entry.random and op not in drawn
         listing.append(Instruction(op, replay, frees, None, into, last_draw))
@@ -295,7 +296,7 @@ class _Memory:
         chosen = []
         for instruction in listing:
             reuses = None if instruction.shows is not None else self.reusable(instruction)
-            chosen.append(replace(instruction, reuses=reuses))
+            chosen.append(instruction if reuses is None else replace(instruction, reuses=reuses))
             self.run(chosen[-1])
         return tuple(chosen)
 
