@@ -17,7 +17,7 @@ demo: setup
 	$(BIN)/elbowroom demo --plot elbowroom-demo.png
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist loadfile  # a file's programs are compiled but once
 
 check: setup
 	$(BIN)/ruff format --check .

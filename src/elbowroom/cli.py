@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -298,10 +299,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
 
 
+@cache
+def _parser() -> Callable[..., Any]:
+    """Made of the commands above, which takes three times as long as a small problem."""
+    return typer.main.get_command(app)
+
+
 def run(arguments: list[str]) -> int:
     """Run the command line; the exit status is returned, and complaints are one line each."""
     try:
-        outcome = app(args=arguments, standalone_mode=False)
+        outcome = _parser()(args=arguments, standalone_mode=False)
         sys.stdout.flush()
         return outcome if isinstance(outcome, int) else 0
     except typer.Exit as leave:

@@ -18,3 +18,15 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def quick_compiler():
+    """Without vector instructions C++ is compiled faster."""
+    torch = pytest.importorskip("torch")
+    from torch._inductor import config
+
+    torch._dynamo.reset()
+    with config.patch({"cpp.simdlen": 1}):
+        yield
+    torch._dynamo.reset()

@@ -18,7 +18,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
-from torch._inductor import config as inductor_config  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import elbowroom  # noqa: E402
@@ -30,9 +29,10 @@ from elbowroom.execute.trials import Trials  # noqa: E402
 from elbowroom.program import make_program, predict  # noqa: E402
 from elbowroom.report.training_demo import Transformer  # noqa: E402
 
-pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "clang++"))), reason="Inductor needs a C++ compiler for the CPU"
-)
+pytestmark = [
+    pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="Inductor needs a C++ compiler"),
+    pytest.mark.usefixtures("quick_compiler"),
+]
 
 SHARES = (1.0, 0.35)  # of what the step takes with everything saved, resident state aside
 MARGIN = 2048  # bytes
@@ -139,15 +139,6 @@ def assert_close(ours: Step, theirs: Step) -> None:
     torch.testing.assert_close(ours.buffers, theirs.buffers, rtol=1e-5, atol=1e-6)
     for a, b in zip(ours.gradients, theirs.gradients, strict=True):
         assert (a - b).norm() <= 1e-5 * b.norm() + 1e-8
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _settings():
-    """Without vector instructions the compiler is faster."""
-    torch._dynamo.reset()
-    with inductor_config.patch({"cpp.simdlen": 1}):
-        yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture(scope="module", params=[transformer, cnn], ids=["transformer", "cnn"])

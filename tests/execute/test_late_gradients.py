@@ -167,7 +167,7 @@ def test_a_plan_made_without_them_says_so_when_it_is_loaded(tmp_path):
         again(*batch()).backward()
 
 
-def test_fused_kernels_give_them_one_by_one():
+def test_fused_kernels_give_them_one_by_one(quick_compiler):
     peaks, gradients = [], []
     for accumulates in (False, True):
         fitted = fitted_tower(kernels="inductor", accumulates=accumulates)

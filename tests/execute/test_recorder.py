@@ -19,9 +19,10 @@ import elbowroom  # noqa: E402
 from elbowroom.execute import recorder, rehearsal  # noqa: E402
 from steps import STEPS, accumulation, descent, zero  # noqa: E402
 
-pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "clang++"))), reason="Inductor needs a C++ compiler for the CPU"
-)
+pytestmark = [
+    pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="Inductor needs a C++ compiler"),
+    pytest.mark.usefixtures("quick_compiler"),
+]
 
 
 class Net(nn.Module):
