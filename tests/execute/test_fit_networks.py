@@ -21,7 +21,7 @@ from elbowroom.measuring.estimate import flops_of  # noqa: E402
 from elbowroom.measuring.memory import measure  # noqa: E402
 from zoo import ZOO  # noqa: E402
 
-SHARES = (1.0, 0.5, 0.35)  # of what the plain step needs, resident state aside
+SHARES = (1.0, 0.5)  # of what the plain step needs, resident state aside
 DIFFERS_FROM_EAGER = {"lstm"}  # traced, it runs other kernels than eager's; `verify_step` shows that
 
 
