@@ -8,12 +8,13 @@ sums are those of two products with small matrices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
+
+from elbowroom.capture.constants import constant_value
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -91,7 +92,8 @@ def _recognised(total: fx.Node, puts: list[fx.Node]) -> _Gradient | None:
         others = [places for places in added if row not in places and column not in places]
         if len(others) != 1 or max(total.meta["val"].shape[2:]) > _LARGEST:
             continue
-        for arriving, first, second in _shares(value):
+        if factors := _factors(value):
+            arriving, first, second = factors
             shares = (first, second) if len(first.meta["val"].shape) == 2 else (second, first)
             rows, columns = (_Axis(*each) for each in zip(others[0], (row, column), shares, strict=True))
             found = _Gradient(total, arriving, rows, columns)
@@ -100,14 +102,15 @@ def _recognised(total: fx.Node, puts: list[fx.Node]) -> _Gradient | None:
     return None
 
 
-def _shares(value: Any) -> Iterator[tuple[fx.Node, fx.Node, fx.Node]]:
-    """`x * a * b`: what is multiplied, and by what."""
-    if isinstance(value, fx.Node) and value.target is aten.mul.Tensor:
-        inner, second = value.args
-        if isinstance(inner, fx.Node) and inner.target is aten.mul.Tensor and isinstance(second, fx.Node):
-            arriving, first = inner.args
-            if isinstance(arriving, fx.Node) and isinstance(first, fx.Node):
-                yield arriving, first, second
+def _factors(value: Any) -> tuple[fx.Node, ...]:
+    """Of `x * a * b`, in this order; none if it is something else."""
+    factors = [value]
+    for _ in range(2):
+        product, *others = factors
+        if not isinstance(product, fx.Node) or product.target is not aten.mul.Tensor:
+            return ()
+        factors = [*product.args, *others]
+    return tuple(factors) if all(isinstance(factor, fx.Node) for factor in factors) else ()
 
 
 def _holds(found: _Gradient, added: dict[tuple[Any, ...], Any]) -> bool:
@@ -116,11 +119,12 @@ def _holds(found: _Gradient, added: dict[tuple[Any, ...], Any]) -> bool:
     size = found.arriving.meta["val"].shape[2:]
     if (rows.share.meta["val"].shape, columns.share.meta["val"].shape) != ((size[0], 1), size[1:]):
         return False
+    row, column = (constant_value(axis.share) for axis in (rows, columns))
+    if row is None or column is None:
+        return False
     with _disable_current_modes(), torch.no_grad():
-        device = found.total.meta["val"].device
-        values = _Values(found.arriving, torch.ones(1, 1, *size, device=device))
+        values = _Values(found.arriving, torch.ones(1, 1, *size, device=row.device))
         try:
-            row, column = (values.constant(axis.share) for axis in (rows, columns))
             for y, of_row in ((rows.lower, 1 - row), (rows.upper, row)):
                 for x, of_column in ((columns.lower, 1 - column), (columns.upper, column)):
                     expected = (of_row * of_column).expand(1, 1, *size)
@@ -136,46 +140,24 @@ class _NotLinear(Exception):
 
 
 class _Values:
-    """Values of nodes, if ones arrive."""
+    """Values of nodes in proportion to what arrives, if that is ones."""
 
     def __init__(self, arriving: fx.Node, ones: torch.Tensor) -> None:
         self.known = {arriving: ones}
-        self.in_proportion = {arriving}
 
     def linear(self, node: Any) -> torch.Tensor:
         if node not in self.known:
             if node.target not in _LINEAR:
                 raise _NotLinear
-            reads = [arg for arg in node.args if isinstance(arg, fx.Node)]
-            in_proportion = [read for read in reads if self._is_in_proportion(read)]
-            if len(in_proportion) != (1 if node.target is aten.mul.Tensor else len(node.args)):
+            values, in_proportion = {}, 0
+            for read in (arg for arg in node.args if isinstance(arg, fx.Node)):
+                value = None if read in self.known else constant_value(read)
+                in_proportion += value is None
+                values[read] = self.linear(read) if value is None else value
+            if in_proportion != (1 if node.target is aten.mul.Tensor else len(node.args)):
                 raise _NotLinear
-            self._compute(node)
-            self.in_proportion.add(node)
+            self.known[node] = node.target(*fx.map_arg(node.args, values.__getitem__), **node.kwargs)
         return self.known[node]
-
-    def _is_in_proportion(self, node: fx.Node) -> bool:
-        try:
-            self.constant(node)
-        except _NotLinear:
-            self.linear(node)
-            return True
-        return node in self.in_proportion
-
-    def constant(self, node: fx.Node) -> torch.Tensor:
-        if node not in self.known:
-            if node.op != "call_function":
-                raise _NotLinear
-            for read in node.all_input_nodes:
-                self.constant(read)
-                if read in self.in_proportion:
-                    raise _NotLinear
-            self._compute(node)
-        return self.known[node]
-
-    def _compute(self, node: fx.Node) -> None:
-        args, kwargs = fx.map_arg((node.args, node.kwargs), self.known.__getitem__)
-        self.known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 # --- writing -------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
+from elbowroom.capture.constants import constant_value
 from elbowroom.capture.interpolation import multiply_interpolations
 
 aten = torch.ops.aten
@@ -285,21 +286,10 @@ def _use_causal_flags(graph: fx.Graph) -> None:
 
 def _is_causal(mask: fx.Node) -> bool:
     """Whether a mask depends on nothing but shapes, and lets every query see itself and what comes before."""
-    needed, waiting = set(), [mask]
-    while waiting:
-        node = waiting.pop()
-        if node.op != "call_function":
-            return False
-        if node not in needed:
-            needed.add(node)
-            waiting.extend(node.all_input_nodes)
-    values: dict[fx.Node, Any] = {}
+    value = constant_value(mask)
+    if value is None:
+        return False
     with _disable_current_modes(), torch.no_grad():
-        for node in mask.graph.nodes:
-            if node in needed:
-                args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-                values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-        value = values[mask]
         value = value[tuple(slice(None if stride else 1) for stride in value.stride()[:-2])]  # if expanded, once
         allowed = value if value.dtype is torch.bool else value == 0
         hidden = ~allowed if value.dtype is torch.bool else value < -1e4
