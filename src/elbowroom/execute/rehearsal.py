@@ -7,7 +7,6 @@ start in each, made recordings of GPT-2 look 6 % faster than launching it; they 
 from __future__ import annotations
 
 import statistics
-import time as clock
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from elbowroom.execute.fused import Fused
 from elbowroom.execute.recording import LOG, Recording
 from elbowroom.execute.region import Region
 from elbowroom.measuring.memory import garbage_collected, measure
-from elbowroom.measuring.ops import asleep, cuda_seconds, made_up
+from elbowroom.measuring.ops import asleep, cuda_seconds, host_seconds, made_up
 
 _SAMPLES = 3
 _SAMPLE_S, _MOST_STEPS = 0.5, 8  # how many steps make a sample
@@ -131,7 +130,7 @@ def _recorded(fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor]) 
 def _measured_on_host(step: Callable[[], None]) -> tuple[int, float]:
     with measure("cpu", timeline=False) as measured:
         step()
-    return measured.peak_bytes, statistics.median(_host_time(step) for _ in range(_SAMPLES))
+    return measured.peak_bytes, statistics.median(host_seconds(step) for _ in range(_SAMPLES))
 
 
 def _peak_during(call: Callable[[], _Result], device: torch.device) -> tuple[int, _Result]:
@@ -154,7 +153,7 @@ def without_host(step: Callable[[], None], time_s: float) -> float:
 
     A GPU takes a thousand or so ahead, then the host waits. If they are more, 0, unless the host had time to spare.
     """
-    host_s = _host_time(step)
+    host_s = host_seconds(step)
     torch.cuda.synchronize()
     samples = [_behind_sleep(step, 1.5 * host_s) for _ in range(_SAMPLES)]
     if all(samples):
@@ -176,13 +175,6 @@ def _behind_sleep(step: Callable[[], None], sleep_s: float) -> float:
 
     seconds = cuda_seconds(step_meanwhile, 1, sleep)
     return seconds if in_time else 0.0
-
-
-def _host_time(step: Callable[[], None]) -> float:
-    """For how long the host is busy with a step, which a GPU may still be running then."""
-    started = clock.perf_counter()
-    step()
-    return clock.perf_counter() - started
 
 
 # --- what a program is run with ------------------------------------------------------------------------------

@@ -102,9 +102,7 @@ def _cpu_samples(call: Callable[[], Any]) -> list[float]:
     """Single runs until enough time is spent: one that was interrupted looks slow, the shortest tells the truth."""
     samples: list[float] = []
     while len(samples) < _SAMPLES or (sum(samples) < 5 * _LEAST_SAMPLE and len(samples) < 50):
-        started = clock.perf_counter()
-        call()
-        samples.append(clock.perf_counter() - started)
+        samples.append(host_seconds(call))
         if sum(samples) > 1.0:
             break
     return samples
@@ -158,19 +156,24 @@ def _measure_cuda_op(
     del result
     once = cuda_seconds(call, 1)
     repeats = max(1, min(20, int(_LEAST_SAMPLE / max(once, 1e-7))))
-    before = asleep(1.5 * _host_seconds(call, repeats)) if hides_host else None
+    before = _asleep_while_launching(call, repeats) if hides_host else None
     samples = [cuda_seconds(call, repeats, before) / repeats for _ in range(_SAMPLES if once < 0.05 else 1)]
     return statistics.median(samples), workspace, sizes
 
 
-def _host_seconds(call: Callable[[], Any], repeats: int) -> float:
-    """What it takes to launch them; nothing if the host is so slow that it must have waited."""
+def _asleep_while_launching(call: Callable[[], Any], repeats: int) -> Callable[[], None] | None:
+    """For as long as the host needs to launch them; not if it is so slow that it must have waited."""
+    seconds = host_seconds(call, repeats)
+    torch.cuda.synchronize()
+    return asleep(1.5 * seconds) if seconds < _LONG_S else None
+
+
+def host_seconds(call: Callable[[], Any], repeats: int = 1) -> float:
+    """For how long the host is busy with them; a GPU may still be running them then."""
     started = clock.perf_counter()
     for _ in range(repeats):
         call()
-    seconds = clock.perf_counter() - started
-    torch.cuda.synchronize()
-    return seconds if seconds < _LONG_S else 0.0
+    return clock.perf_counter() - started
 
 
 def asleep(seconds: float) -> Callable[[], None]:
