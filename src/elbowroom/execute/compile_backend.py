@@ -58,8 +58,7 @@ def elbowroom(graph_module: fx.GraphModule, example_inputs: Any, **given: Any) -
 def _plan_alone(region: Region, budget: int, estimate: bool) -> None:
     captured = region.captured
     resident = _resident(region)
-    measure_region(region, estimate)
-    planner = Planner(captured.joint, surroundings(region, loss_inside=False))
+    planner = _planner(region, estimate)
     planned = planner.best(room_within(budget, resident, captured.device))
     if planned is None:
         raise too_small(budget, resident, [planner], captured.device)
@@ -93,8 +92,7 @@ def _tried_alone(region: Region, budget: int, estimate: bool) -> None:
 
     device = region.captured.device
     room = room_within(budget, resident := _resident(region), device, is_measured=True)
-    measure_region(region, estimate)
-    planner = Planner(region.captured.joint, surroundings(region, loss_inside=False))
+    planner = _planner(region, estimate)
     trials = Trials([region], [planner])
     with random_state_kept(), progress_bar("planning and compiling") as report:
         tried = trials.best(room, Settings.compilations, report)
@@ -102,6 +100,11 @@ def _tried_alone(region: Region, budget: int, estimate: bool) -> None:
         raise too_small(budget, resident, [planner], device, trials.least_bytes)
     region.install(tried.planned[0].program)
     _say_planned(resident, tried.peak_bytes, budget)
+
+
+def _planner(region: Region, estimate: bool) -> Planner:
+    measure_region(region, estimate)
+    return Planner(region.captured.joint, surroundings(region, loss_inside=False))
 
 
 def _say_planned(resident: dict[str, int], peak_bytes: int, budget: int) -> None:
