@@ -13,6 +13,7 @@ import operator
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -141,10 +142,14 @@ class Floor:
         command = [sys.executable, self.script, "--cell", json.dumps(asdict(cell)), "--gate", str(self.folder)]
         command += ["--reps", str(self.options.reps), "--compilations", str(self.options.compilations)]
         command += ["--tiny"] if self.options.tiny else []
-        settings = {"TORCHINDUCTOR_CACHE_DIR": f"{self.folder}/inductor", "TRITON_CACHE_DIR": f"{self.folder}/triton"}
-        if cell.kind != "alone":
+        caches = self.folder
+        if cell.kind == "alone":  # nor does it find what another has compiled or measured
+            caches = Path(tempfile.mkdtemp(dir=self.folder))
+            settings = {"ELBOWROOM_CACHE": f"{caches}/elbowroom"}
+        else:
             threads = max(2, 2 * (os.cpu_count() or 1) // self.options.jobs)
-            settings["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
+            settings = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads)}
+        settings |= {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "TRITON_CACHE_DIR": f"{caches}/triton"}
         return subprocess.Popen(
             command, env={**os.environ, **settings}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

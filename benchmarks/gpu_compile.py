@@ -8,7 +8,7 @@ For each model the peers (`torch.compile` of model and loss; the same with PyTor
 each of them, and within less than any reaches. Cells compile side by side and are measured alone (cells.py, where it
 says what a step and its peak are). With `--alone`, `torch.compile` and a first fit are run before, one after the
 other, to compare how long they take to compile. A run that was cut short goes on with `--with` and its `--json`.
-Caches are empty when a run begins; its cells share them.
+Caches are empty when a run begins; its cells share them, but for those alone.
 """
 
 from __future__ import annotations
