@@ -94,6 +94,14 @@ def test_a_plan_over_the_budget_is_made_again_with_the_difference(loop):
     assert found.compiled == [60, 50]
 
 
+def test_the_more_was_missing_the_further_from_the_edge_is_the_next_plan(loop):
+    """DenseNet-161 on an H200: 532 MiB were missing, and of the next plan, made with these in mind, 559."""
+    pools = {90: 140, 37: 89}
+    found = loop(pool=pools.get, replayed=lambda size: time_for(size) / 2)
+    assert best(found, 90, most=2).recorded
+    assert found.compiled == [90, 37]
+
+
 def test_narrow_misses_end_well_below_the_budget_and_not_at_the_lowest(loop):
     misses = iter([1, 2])
     found = loop(measured=lambda size: max(60, size) + next(misses) if size > 57 else size)
@@ -116,7 +124,7 @@ def test_what_promises_less_than_a_hundredth_is_not_compiled(loop):
 def test_a_recording_that_does_not_fit_is_planned_lower_if_it_stays_faster(loop):
     found = loop(pool=lambda size: size + 20, replayed=lambda size: time_for(size) / 2)
     assert best(found, 60).recorded
-    assert found.compiled == [60, 40]
+    assert found.compiled == [60, 39]
 
 
 def test_a_launched_program_nearer_the_edge_is_preferred_to_a_recording_far_below(loop):

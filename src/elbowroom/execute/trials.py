@@ -23,6 +23,7 @@ from elbowroom.program import peak_in_a_row
 
 _GAIN = 1.01  # times faster than what has been found: less is not worth another compilation
 _AWAY = 0.003  # of the room, to stay away from it when a first plan has missed it
+_UNSURE = 0.06  # of what was missing: next time it may be that much more; DenseNet's recordings differ by up to 5 %
 _FAR_AWAY = 0.05  # the same when nothing has fit and only one more may be compiled
 _WORTH = 1.03  # times faster than launched, for a recording
 _WAITS = 1.05  # times as long as the kernels take: a single step runs at higher clocks, by up to 4 % on an H200
@@ -146,7 +147,8 @@ class Trials:
         for alike in (launched, recorded):
             if alike:
                 nearest = _nearest(alike, room)
-                planned = plan_together(list(self.planners), room - nearest.surplus - away)
+                spared = max(away, int(_UNSURE * abs(nearest.surplus)))
+                planned = plan_together(list(self.planners), room - nearest.surplus - spared)
                 if planned is not None and not self._is_known(planned):
                     yield _Hope(nearest.ranked_as(planned), planned, nearest.recorded)
         waiting = [tried for tried in launched if tried.waits]
