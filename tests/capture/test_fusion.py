@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: E402
 
 from elbowroom.capture import rewrite  # noqa: E402
 from elbowroom.capture.backend import make_backend  # noqa: E402
-from elbowroom.capture.fusion import is_fusible, is_reduction  # noqa: E402
+from elbowroom.capture.fusion import draws, is_fusible, is_reduction  # noqa: E402
 from elbowroom.execute.region import Looks  # noqa: E402
 from elbowroom.planning import Planner  # noqa: E402
 from elbowroom.program import Surroundings  # noqa: E402
@@ -271,7 +271,30 @@ def test_weights_after_dropout_are_computed_from_scores_that_are_there_anyway():
     assert any("inductor_random" in str(node.target) for cone in captured.cones for node in cone)
     saved = [captured.nodes[i] for i in Planner(captured.joint, Surroundings()).everything.program.saved]
     quadratic = [node for node in saved if node.meta["val"].numel() == 2 * 2 * 16 * 16]
-    assert len(quadratic) == 1
+    assert [node.meta["val"].dtype for node in quadratic] == [torch.float32, torch.bool]  # scores, what is dropped
+
+
+class Narrows(nn.Module):
+    """Reads what is drawn in half precision, in the backward, too; and once in the forward alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        noise = (torch.rand(64, 16, device=x.device) > 0.2).half().view(16, 64)
+        return self.last((self.first(x + torch.rand_like(x)).view(16, 64) * noise).view(64, 16))
+
+
+@pytest.mark.parametrize(("model", "masks"), [(Drops, 6), (Narrows, 1)])
+def test_what_was_drawn_is_stored_at_its_smallest_if_the_backward_reads_it(model, masks):
+    captured = look(model(), torch.randn(64, 16))
+    stored = [node for node in captured.nodes if node.meta["val"].dtype == torch.bool]
+    assert [node.target for node in stored] == [torch.ops.aten.gt.Scalar] * masks
+    saved = {captured.nodes[i] for i in Planner(captured.joint, Surroundings()).everything.program.saved}
+    assert saved.issuperset(stored)
+    later = [cone for op, cone in zip(captured.joint.ops, captured.cones, strict=True) if op.kind == "backward"]
+    assert not any(draws(node) for cone in later for node in cone)
 
 
 def test_random_seeds_are_kept_and_never_drawn_again():

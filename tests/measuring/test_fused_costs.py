@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from elbowroom.capture.backend import make_backend  # noqa: E402
+from elbowroom.capture.fusion import draws  # noqa: E402
 from elbowroom.capture.joint_graph import tensor_bytes  # noqa: E402
 from elbowroom.execute.region import Looks  # noqa: E402
 from elbowroom.measuring import fused, ops  # noqa: E402
@@ -67,6 +68,20 @@ def test_a_reduction_over_rows_is_half_read_by_the_kernel_that_uses_it():
     rows = times(measured(nn.Sequential(nn.Conv2d(8, 8, 1), nn.LayerNorm([8, 16, 16])), x), "var_mean")
     channels = times(measured(nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)), x), "var_mean")
     assert 1.5 < max(channels.values()) / max(rows.values()) < 2.5
+
+
+def test_random_numbers_take_their_time_where_that_is_longer_than_what_is_moved(monkeypatch):
+    real = fused.costs_of
+
+    def slow(nodes, *args):
+        return {key: (1.0, 0, ()) if draws(nodes[key]) else cost for key, cost in real(nodes, *args).items()}
+
+    monkeypatch.setattr(fused, "costs_of", slow)
+    captured = measured(nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.5), nn.Linear(32, 8)), torch.randn(64, 32))
+    drawn = times(captured, "aten.gt")
+    assert len(drawn) == 1
+    for op in captured.joint.ops:
+        assert (op.time > 1) == (op.name in drawn), op.name
 
 
 @pytest.mark.parametrize(("wish", "time", "expected"), [(True, 9.0, True), (False, 0.5, True), (False, 2.0, False)])

@@ -33,8 +33,9 @@ _WORTH_STORING = 1.25
 def contract(captured: Captured) -> Captured:
     """The same graph with stored values only, and the cone of nodes that computes each."""
     joint, nodes = captured.joint, captured.nodes
-    stored, reads = _stored(captured)
-    inlined = _inlined_later(captured, stored, reads)
+    masks = _masks(captured)
+    stored, reads = _stored(captured, masks)
+    inlined = _inlined_later(captured, stored, masks, reads)
     chosen = [i for i, op in enumerate(joint.ops) if op.kind in ("input", "gradient") or i in stored]
     number = {old: new for new, old in enumerate(chosen)}
     stored_later = stored - inlined
@@ -103,6 +104,11 @@ def is_reduction(node: fx.Node) -> bool:
     return _overload_packet(node) in _REDUCTIONS
 
 
+def draws(node: fx.Node) -> bool:
+    """Whether random numbers are computed inside a kernel, from a seed."""
+    return _overload_packet(node) in _RANDOM
+
+
 def reads_windows(node: fx.Node) -> bool:
     """Whether the compiler stores what a node reads, for the while that it runs."""
     return _overload_packet(node) in _WINDOWS
@@ -117,11 +123,12 @@ _REDUCTIONS = {
     aten.argmin, aten.var, aten.std, aten.var_mean, aten.cumsum, prims.var, prims.sum,
     prims.prepare_softmax_online, prims._low_memory_max_pool_with_offsets,
 }  # fmt: skip
+_RANDOM = {prims.inductor_random, prims.inductor_randint}
 _FUSIBLE = {
     *get_default_op_list().fusible_ops, *_REDUCTIONS, aten.cat, aten.clone, aten.copy, aten.embedding,
     aten.constant_pad_nd, aten.select_scatter, aten.slice_scatter, aten.index_select, aten._unsafe_index,
     aten._unsafe_masked_index, aten.max_pool2d_with_indices_backward, aten.reflection_pad2d, aten.flip, aten.tril,
-    aten.scalar_tensor, prims.inductor_lookup_seed, prims.inductor_random, prims.inductor_randint, aten.copy_,
+    aten.scalar_tensor, prims.inductor_lookup_seed, *_RANDOM, aten.copy_,
 }  # fmt: skip
 # These read several elements for each one they write, so the compiler stores what they read. Of the backward ones,
 # that and their own value serve other kernels, too.
@@ -129,11 +136,11 @@ _WINDOWS = {prims._low_memory_max_pool_with_offsets, aten.avg_pool2d}
 _WINDOWS_BACKWARD = {aten.max_pool2d_with_indices_backward, aten.avg_pool2d_backward}
 
 
-def _stored(captured: Captured) -> tuple[set[int], dict[int, tuple[int, ...]]]:
+def _stored(captured: Captured, masks: set[int]) -> tuple[set[int], dict[int, tuple[int, ...]]]:
     """The operators whose values are stored, and which stored values (or inputs) each operator's cone reads."""
     joint, nodes = captured.joint, captured.nodes
-    stored = _must_be_stored(captured)
     readers = _readers(joint)
+    stored = _must_be_stored(captured) | masks
     reads: dict[int, tuple[int, ...]] = {}
     for i in (*joint.forward, *joint.backward):
         boundary: dict[int, None] = {}
@@ -152,7 +159,33 @@ def _stored(captured: Captured) -> tuple[set[int], dict[int, tuple[int, ...]]]:
     return stored, reads
 
 
-def _inlined_later(captured: Captured, stored: set[int], reads: dict[int, tuple[int, ...]]) -> set[int]:
+def _masks(captured: Captured) -> set[int]:
+    """Forward values that follow from random numbers alone and that the backward reads: where dropout drops, say.
+
+    They could be drawn again wherever they are read, from a seed, but that is arithmetic which hides behind no
+    traffic. Each is stored at its smallest, a byte an element for dropout.
+    """
+    joint, nodes = captured.joint, captured.nodes
+    readers = _readers(joint)
+    from_random: set[int] = set()
+    for i in joint.forward:
+        follows = joint.ops[i].is_view or _is_pointwise(captured, i)
+        if draws(nodes[i]) or (follows and joint.ops[i].reads and from_random.issuperset(joint.ops[i].reads)):
+            from_random.add(i)
+
+    def smallest(i: int) -> int:
+        i = _behind_views(captured, i)
+        smaller = [read for read in joint.ops[i].reads if read in from_random]
+        is_larger = sum(tensor_bytes(nodes[read]) for read in smaller) < tensor_bytes(nodes[i])
+        return smallest(smaller[0]) if len(smaller) == 1 and is_larger else i
+
+    later = (i for i in from_random if any(joint.ops[reader].kind == "backward" for reader in readers[i]))
+    return {smallest(i) for i in later}
+
+
+def _inlined_later(
+    captured: Captured, stored: set[int], masks: set[int], reads: dict[int, tuple[int, ...]]
+) -> set[int]:
     """Forward values that only the forward stores: a backward kernel computes them where it reads them.
 
     A matrix product has them stored, but in the backward only pointwise kernels read them, and may as well read what
@@ -168,12 +201,14 @@ def _inlined_later(captured: Captured, stored: set[int], reads: dict[int, tuple[
             needed_by[read].add(reader)
     inlined: set[int] = set()
     for i in reversed(joint.forward):
-        if i not in stored or i in returned or not needed_by[i] or not _is_pointwise(captured, i):
+        if i not in stored - masks or i in returned or not needed_by[i] or not _is_pointwise(captured, i):
             continue
         size = tensor_bytes(nodes[i])
         besides = [read for read in reads[i] if joint.ops[read].kind == "forward" and not needed_by[read]]
         saves = sum(tensor_bytes(nodes[read]) for read in besides) < size
-        reads_little = sum(tensor_bytes(nodes[read]) for read in reads[i]) <= _WORTH_STORING * size
+        reads_little = (
+            sum(tensor_bytes(nodes[read]) for read in reads[i] if read not in masks) <= _WORTH_STORING * size
+        )
         later = [nodes[reader] for reader in readers[i] if joint.ops[reader].kind == "backward"]
         if saves and reads_little and all(map(_computes_inside, later)):
             inlined.add(i)

@@ -24,7 +24,7 @@ from torch._inductor.choices import InductorChoices
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.virtualized import V
 
-from elbowroom.capture.fusion import is_fusible, reads_windows
+from elbowroom.capture.fusion import draws, is_fusible, reads_windows
 from elbowroom.capture.joint_graph import Captured
 from elbowroom.capture.rewrite import APART
 from elbowroom.execute.accumulate import engine_accumulates, is_autograds
@@ -326,12 +326,12 @@ class _Graph:
         """Has the compiler store an image that is planned as a value of its own, because it is read more than once.
 
         It might rather compute it inside its readers, keep all that it reads until the last of them, and then store
-        one of those instead: in float32, twice as large.
+        one of those instead: in float32, twice as large. And random numbers would be drawn by each reader.
         """
-        root = self.captured.nodes[instruction.op]
+        *inside, root = self.cones[instruction.op]
         if instruction.shows is not None:
             return
-        if APART in root.meta:
+        if APART in root.meta or any(map(draws, inside)):
             self.values[root] = self._strided(self.values[root], root.meta["val"].stride())
         elif is_fusible(root) and not self.captured.joint.ops[instruction.op].is_view:
             self.values[root] = self._channels_last(self.values[root])

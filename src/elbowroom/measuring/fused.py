@@ -1,7 +1,8 @@
 """Times of a fused graph's operators: heavy kernels are measured, everything else is the traffic of its cone.
 
-A fused kernel reads what its cone reads and writes its own value; arithmetic hides behind that. Matrix products,
-convolutions and attention run as they would unfused and are measured so, in the layout that they will have.
+A fused kernel reads what its cone reads and writes its own value; arithmetic hides behind that, but for random
+numbers. Matrix products, convolutions and attention run as they would unfused and are measured so, in the layout that
+they will have; so are random numbers.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import torch
 from torch import fx
 from torch._inductor.graph import GraphLowering
 
-from elbowroom.capture.fusion import is_fusible, is_reduction
+from elbowroom.capture.fusion import draws, is_fusible, is_reduction
 from elbowroom.capture.joint_graph import Captured, is_getitem, tensor_bytes
 from elbowroom.measuring.ops import CHANNELS_LAST, KERNELS_ALONE, Report, costs_of, cuda_seconds
 
@@ -21,16 +22,21 @@ _ROWS_SHARE = 0.5  # of the reads of a reduction over rows: the kernel that uses
 
 def measure_fused(captured: Captured, *, estimate: bool = False, report: Report = lambda part: None) -> bool:
     """Fill in `time` and `workspace` of every operator of a contracted graph; whether its images go channels last."""
-    joint, nodes = captured.joint, captured.nodes
+    joint, nodes, cones = captured.joint, captured.nodes, captured.cones
+    assert cones is not None
+    unfused = _unfused_keys(captured)
     heavy = {op.index: nodes[op.index] for op in joint.ops if op.key and is_heavy(nodes[op.index])}
-    keys, channels_last = _laid_out(captured, heavy, estimate, report)
-    costs = costs_of({keys[i]: node for i, node in heavy.items()}, captured.device, estimate, report)
+    keys, channels_last = _laid_out(captured, heavy, unfused, estimate, report)
+    random = {unfused[node]: node for cone in cones for node in cone if draws(node)}
+    alone = {keys[i]: node for i, node in heavy.items()} | random
+    costs = costs_of(alone, captured.device, estimate, report)
     speed = _bytes_per_second(captured.device, estimate)
     for op in joint.ops:
         if op.index in heavy:
             op.time, op.workspace, _ = costs[keys[op.index]]
         elif op.kind in ("forward", "backward") and not is_getitem(nodes[op.index]) and not op.is_view:
-            op.time = _LAUNCH + _traffic(captured, op.index) / (_REACHED * speed)
+            drawing = sum(costs[unfused[node]][0] for node in cones[op.index] if draws(node))
+            op.time = _LAUNCH + max(drawing, _traffic(captured, op.index) / (_REACHED * speed))
     return channels_last
 
 
@@ -47,17 +53,25 @@ def inductors_layout(captured: Captured) -> bool:
     return bool(GraphLowering.decide_layout_opt(captured.module, is_inference=False))
 
 
-def _laid_out(
-    captured: Captured, heavy: dict[int, fx.Node], estimate: bool, report: Report
-) -> tuple[dict[int, str], bool]:
-    """Heavy operators by the keys that they have where nothing is fused, in the better layout; and whether that is
-    channels last. Where Inductor would not choose it, on a GPU, the convolutions decide: its rule is an old one."""
+def _unfused_keys(captured: Captured) -> dict[fx.Node, str]:
+    """Nodes by the keys that they have where nothing is fused."""
     assert captured.unfused is not None
-    known = {node: op.key for op, node in zip(captured.unfused.joint.ops, captured.unfused.nodes, strict=True)}
-    plain = {i: known[node] for i, node in heavy.items()}
+    keys = {node: op.key for op, node in zip(captured.unfused.joint.ops, captured.unfused.nodes, strict=True)}
+    if captured.device.type != "cuda":
+        return keys
+    return {
+        node: key + KERNELS_ALONE for node, key in keys.items()
+    }  # a compiled program's host is faster, or replays
+
+
+def _laid_out(
+    captured: Captured, heavy: dict[int, fx.Node], unfused: dict[fx.Node, str], estimate: bool, report: Report
+) -> tuple[dict[int, str], bool]:
+    """Keys of heavy operators in the better layout, and whether that is channels last. Where Inductor would not
+    choose it, on a GPU, the convolutions decide: its rule is an old one."""
+    plain = {i: unfused[node] for i, node in heavy.items()}
     if captured.device.type != "cuda":
         return plain, inductors_layout(captured)
-    plain = {i: key + KERNELS_ALONE for i, key in plain.items()}  # a compiled program's host is faster, or replays
     convolutions = {i: node for i, node in heavy.items() if "convolution" in str(node.target)}
     last = {i: key + CHANNELS_LAST * (i in convolutions) for i, key in plain.items()}
     if inductors_layout(captured) or not convolutions:
