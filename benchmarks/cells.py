@@ -58,7 +58,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compilations", type=int, default=3, help="plans that a fit may compile, at most")
     parser.add_argument("--jobs", type=int, default=8, help="cells that compile side by side")
     parser.add_argument(
+        "--beside",
+        type=Path,
+        metavar="FOLDER",
+        help="other scripts run at the same time with this folder: measure while they wait, share their caches",
+    )
+    parser.add_argument(
+        "--memory", type=float, metavar="GIB", help="of the GPU, for cells at work (default: what is free)"
+    )
+    parser.add_argument(
         "--with", dest="known", type=Path, metavar="FILE", help="an earlier run's --json, to go on with"
+    )
+    parser.add_argument(
+        "--again", nargs="+", default=[], metavar="HOW", help="of those, measure this kind or row again"
     )
     parser.add_argument("--tiny", action="store_true", help="small models on the CPU, to try the script")
     parser.add_argument("--show", nargs="+", type=Path, metavar="FILE", help="the table of earlier --json files")
@@ -68,7 +80,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace, models: Collection[str]) -> None:
     """Stop where they make no sense; read the rows that `--with` names."""
-    options.known = rows_of(options.known) if options.known else []
+    known = rows_of(options.known) if options.known else []
+    options.known = [row for row in known if not {row.kind, row.how}.intersection(options.again)]
     if unknown := set(options.models) - set(models):
         parser.error(f"--models: no model {min(unknown)!r}; known: {', '.join(models)}")
     for name in ("jobs", "reps", "compilations"):
@@ -80,6 +93,17 @@ def rows_of(*paths: Path) -> list[Row]:
     return [Row(**row) for path in paths for row in json.loads(path.read_text())["rows"]]
 
 
+@contextmanager
+def floor_for(script: str, options: argparse.Namespace) -> Iterator[Floor]:
+    """In a folder of its own, which is gone afterwards, or in one that others share."""
+    if options.beside is not None:
+        options.beside.mkdir(parents=True, exist_ok=True)
+        yield Floor(script, options, options.beside)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Floor(script, options, Path(folder))
+
+
 class Floor:
     """Where cells work side by side, each in a process of its own: no more than there are jobs and memory for."""
 
@@ -87,7 +111,7 @@ class Floor:
         self.script = script  # runs a cell when it gets `--cell`
         self.options = options
         self.folder = folder
-        self.free = options.jobs, (torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else sys.maxsize)
+        self.free = options.jobs, memory_for_cells(options.memory)
         self.changed = Condition()
 
     def run_all(self, cells: Sequence[Cell], known: Mapping[str, Row]) -> Iterator[Row]:
@@ -153,6 +177,12 @@ class Floor:
         return subprocess.Popen(
             command, env={**os.environ, **settings}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
+
+
+def memory_for_cells(wish: float | None) -> int:
+    if wish is not None:
+        return int(wish * 2**30)
+    return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else sys.maxsize
 
 
 # --- one cell ------------------------------------------------------------------------------------------------

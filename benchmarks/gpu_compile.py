@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
@@ -28,13 +27,25 @@ from typing import Any
 import gpu_fit
 import torch
 from cases import MODELS, TINY_MODELS, Case
-from cells import Bench, Cell, Floor, add_options, check_options, measure_alone, rows_of, run_cell, run_fitted
+from cells import (
+    Bench,
+    Cell,
+    Floor,
+    add_options,
+    check_options,
+    floor_for,
+    measure_alone,
+    rows_of,
+    run_cell,
+    run_fitted,
+)
 from gpu_fit import MIB, Book, Row, checkpointed, fastest, open_book
 from torch._functorch import config as functorch_config
 
 RATIOS = (0.5, 0.2, 0.05)
 CHECKPOINTED = (1 / 3, 2 / 3, 1.0)  # of the blocks, the first ones
 EXTRA_MIB = {"gpt2-medium": (8192, 6500), "resnet101": (1800,)}  # lower than any peer reaches
+PEERS = {"compile": "torch.compile", "budget": "activation_memory_budget", "blocks": "checkpointed blocks"}
 PLAIN, FIRST = "torch.compile", "elbowroom, first fit"
 ALONE = 0.6  # of what `torch.compile` takes, for the fit that is timed alone
 NOISE = 0.02
@@ -50,8 +61,8 @@ def main() -> int:
     book = open_book("gpu_compile", options)
     if book is None:
         return 2
-    with tempfile.TemporaryDirectory() as folder:
-        run_models(Floor(__file__, options, Path(folder)), options, book)
+    with floor_for(__file__, options) as floor:
+        run_models(floor, options, book)
     return finish(book.rows, options.plot)
 
 
@@ -60,7 +71,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", metavar="NAME", default=[], help="which; compiling takes minutes each")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="time over memory, peers and ours")
     parser.add_argument("--alone", action="store_true", help="also time compiling, with nothing beside it")
-    parser.add_argument("--peers", nargs="*", choices=("compile", "budget", "blocks"), help="only these kinds")
+    parser.add_argument("--peers", nargs="*", metavar="KIND", help=f"only these kinds, or none: {', '.join(PEERS)}")
     parser.add_argument("--extra", nargs="*", type=float, metavar="MIB", help="rooms for ours besides the peers'")
     parser.add_argument("--only-peers", action="store_true", help="leave ours for another run on the same machine")
     add_options(parser)
@@ -68,6 +79,8 @@ def parse() -> argparse.Namespace:
     known = TINY_MODELS if options.tiny else MODELS
     options.models = options.models or (list(known) if options.tiny else [])
     check_options(parser, options, known)
+    if unknown := set(options.peers or ()) - set(PEERS):
+        parser.error(f"--peers: no kind {min(unknown)!r}; known: {', '.join(PEERS)}")
     if not options.models and not options.show and not options.cell:
         parser.error(f"--models: name some of {', '.join(known)}")
     return options
@@ -91,6 +104,8 @@ def run_model(name: str, floor: Floor, options: argparse.Namespace, book: Book) 
     """All rows of one model: each peer, and ours within its memory as soon as that is known."""
     known = {row.how: row for row in options.known if row.model == name and row.ms and row.kind != "alone"}
     peers = [cell for cell in peer_cells(name) if options.peers is None or cell.kind in options.peers]
+    if not peers:
+        return
     extra = EXTRA_MIB.get(name, ()) if options.extra is None else options.extra
     ours: dict[int, Future[Row]] = {}  # by room: some peers reach the same
     lock = Lock()
@@ -183,7 +198,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
     yield f"Slower than the best peer within the budget: {len(slower)} cells" + gpu_fit.listed(
         slower, lambda row: f"{row.vs_peer:.3f} of the speed of {row.best_peer}"
     )
-    for kind, name in (("compile", PLAIN), ("budget", "activation_memory_budget"), ("blocks", "checkpointed blocks")):
+    for kind, name in PEERS.items():
         ratios = list(matched(rows, kind))
         if ratios:
             yield f"Mean speed over {name} at its peak: {statistics.mean(ratios):.3f} ({len(ratios)} points)"
@@ -245,8 +260,7 @@ def save_plot(rows: Sequence[Row], path: Path) -> None:
 
 
 def draw(axis: Any, model: str, rows: Sequence[Row]) -> None:
-    kinds = {"compile": "torch.compile", "budget": "activation_memory_budget", "blocks": "checkpointed blocks"}
-    for kind, label in {**kinds, "ours": "elbowroom"}.items():
+    for kind, label in {**PEERS, "ours": "elbowroom"}.items():
         points = sorted((row.peak_bytes / 2**30, row.ms) for row in rows if row.kind == kind)
         if points:
             axis.plot(*zip(*points, strict=True), marker="o", linestyle="-" if kind == "ours" else "", label=label)

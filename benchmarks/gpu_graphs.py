@@ -15,17 +15,26 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import gpu_fit
 from cases import GRAPH_MODELS, TINY_GRAPH_MODELS
-from cells import Bench, Cell, Floor, add_options, check_options, measure_alone, rows_of, run_cell, run_fitted
+from cells import (
+    Bench,
+    Cell,
+    Floor,
+    add_options,
+    check_options,
+    floor_for,
+    measure_alone,
+    rows_of,
+    run_cell,
+    run_fitted,
+)
 from gpu_fit import Book, Row, mib, number, open_book
 
 KERNELS = "torch", "inductor"
@@ -47,8 +56,7 @@ def main() -> int:
     book = open_book("gpu_graphs", options)
     if book is None:
         return 2
-    with tempfile.TemporaryDirectory() as folder:
-        floor = Floor(__file__, options, Path(folder))
+    with floor_for(__file__, options) as floor:
         series = [(name, kernels) for name in options.models for kernels in options.kernels]
         with ThreadPoolExecutor(len(series)) as pool:
             for future in [pool.submit(run_series, *each, floor, options, book) for each in series]:
@@ -220,14 +228,21 @@ def compared(kernels: str, kind: str, found: Sequence[Pair]) -> str:
     """A chain that needs more memory than there is and takes longer all the same is slower; else it is left out."""
     fitting = [pair for pair in found if pair.chain.least_bytes is None]
     as_fast = sum(pair.ratio >= 1 - NOISE for pair in fitting)
-    models = dict.fromkeys(pair.graph.model for pair in found)
-    faster = dict.fromkeys(pair.graph.model for pair in found if pair.ratio >= FASTER)
-    named = f" ({', '.join(faster)})" if faster else ""
+    faster = models_of([pair for pair in found if pair.ratio >= FASTER])
+    unfit = models_of([pair for pair in found if pair.chain.least_bytes is not None])
     return (
         f"{kernels}, {PLANS[kind]}: graph-aware at least as fast on {as_fast} of {len(fitting)} points ({NOISE:.0%} "
-        f"aside), at least {FASTER - 1:.0%} faster on {len(faster)} of {len(models)} models{named}; "
-        f"the chain does not fit on {len(found) - len(fitting)} more points"
+        f"aside), {FASTER - 1:.0%} faster or more on {len(faster)} of {len(models_of(found))} models{named(faster)}; "
+        f"the chain does not fit on {len(found) - len(fitting)} more points, of {len(unfit)} models{named(unfit)}"
     )
+
+
+def models_of(pairs: Sequence[Pair]) -> list[str]:
+    return list(dict.fromkeys(pair.graph.model for pair in pairs))
+
+
+def named(models: Sequence[str]) -> str:
+    return f" ({', '.join(models)})" if models else ""
 
 
 if __name__ == "__main__":
