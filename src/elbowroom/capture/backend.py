@@ -61,9 +61,39 @@ def make_backend(
             partition_fn=partition,
             inference_compiler=lambda module, _: _boxed_module(module),
         )
-        return compiled(graph_module, example_inputs)
+        with _kept_whole():
+            return compiled(graph_module, example_inputs)
 
     return compile_graph
+
+
+# Interpolation, and two losses. They have kernels and derivatives of their own; tracing would write them out.
+_KEPT_WHOLE = (
+    *(f"{kind}{rank}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for rank in (1, 2, 3)),
+    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
+    *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "_upsample_lanczos2d_aa"),
+    *("multi_margin_loss", "multilabel_margin_loss_forward"),
+)
+
+
+@contextmanager
+def _kept_whole() -> Iterator[None]:
+    """Trace operators that eager runs whole as they are. Interpolation written out in index operators gives other
+    bits, and takes several times as long: its gradient is one addition of every pixel to every neighbour."""
+    packets = [getattr(torch.ops.aten, name) for name in _KEPT_WHOLE if hasattr(torch.ops.aten, name)]
+    overloads = [getattr(packet, name) for packet in packets for name in packet.overloads()]
+    saved = [dict(overload.py_kernels) for overload in overloads]
+    keys = torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd
+    try:
+        for overload in overloads:
+            for key in keys:
+                overload.py_kernels.pop(key, None)
+            overload._dispatch_cache.clear()
+        yield
+    finally:
+        for overload, kernels in zip(overloads, saved, strict=True):
+            overload.py_kernels.update(kernels)
+            overload._dispatch_cache.clear()
 
 
 def _trace_with_inductor(
