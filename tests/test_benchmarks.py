@@ -45,6 +45,20 @@ def test_the_papers_figures_can_be_made_again(script, options, says, tmp_path):
     assert json.loads(numbers.read_text())
 
 
+def test_operators_are_compared_with_what_the_profiler_saw():
+    pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "gpu_ops.py", "--tiny"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {line.split()[1]: line.split()[2:] for line in done.stdout.splitlines() if line.startswith("tiny-cnn")}
+    runs, predicted, measured, difference = map(float, rows["aten::convolution"])
+    assert runs == 8
+    assert predicted > 0
+    assert measured > 0
+    assert difference == pytest.approx(predicted - measured, abs=0.11)
+
+
 @pytest.fixture
 def gpu_graphs(monkeypatch):
     pytest.importorskip("torch")
