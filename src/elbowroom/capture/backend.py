@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._decomp import decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import default_partition
@@ -61,7 +62,7 @@ def make_backend(
             partition_fn=partition,
             inference_compiler=lambda module, _: _boxed_module(module),
         )
-        with _kept_whole():
+        with kept_whole():
             return compiled(graph_module, example_inputs)
 
     return compile_graph
@@ -77,7 +78,7 @@ _KEPT_WHOLE = (
 
 
 @contextmanager
-def _kept_whole() -> Iterator[None]:
+def kept_whole() -> Iterator[None]:
     """Trace operators that eager runs whole as they are. Interpolation written out in index operators gives other
     bits, and takes several times as long: its gradient is one addition of every pixel to every neighbour."""
     packets = [getattr(torch.ops.aten, name) for name in _KEPT_WHOLE if hasattr(torch.ops.aten, name)]
@@ -137,8 +138,14 @@ def capture_settings(graphs: int) -> Iterator[None]:
         "recompile_limit": graphs,
         "accumulated_recompile_limit": 64 * graphs,
     }
-    with torch._dynamo.config.patch(**settings):
-        yield
+    own = decompositions.select_one_layer_lstm_function
+    # An LSTM whose input needs no gradient is taken for inference, though its weights do: what it saves is nothing.
+    decompositions.select_one_layer_lstm_function = lambda *_: decompositions.one_layer_lstm
+    try:
+        with torch._dynamo.config.patch(**settings):
+            yield
+    finally:
+        decompositions.select_one_layer_lstm_function = own
 
 
 def _on_cuda(joint: fx.GraphModule) -> bool:

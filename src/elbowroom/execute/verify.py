@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from elbowroom.capture.backend import capture_settings
+from elbowroom.capture.backend import capture_settings, kept_whole
 from elbowroom.errors import Mismatch
 
 
@@ -60,7 +60,7 @@ def verify_step(session: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     difference = first_difference(plain, planned)
     if difference is None:
         return Verification("eager", _count(plain))
-    with capture_settings(64):
+    with capture_settings(64), kept_whole():
         traced = outcome(model, torch.compile(session.step, backend="aot_eager", dynamic=False), args, kwargs)
     if first_difference(plain, traced) is not None and first_difference(traced, planned) is None:
         return Verification("aot_eager", _count(plain))
