@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import elbowroom  # noqa: E402
 from elbowroom.errors import BudgetTooSmall, InputError, Unplanned  # noqa: E402
+from elbowroom.execute.verify import verify_step  # noqa: E402
 
 fit = partial(elbowroom.fit, times="estimate")  # faster, and what is computed does not depend on it
 
@@ -394,6 +395,47 @@ def test_what_runs_outside_the_graphs_is_said():
         fit(Reads(), example, budget="1GiB", strict=True)
 
 
+class Inverts(nn.Module):
+    """Checks, as an effect, that there is an inverse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return torch.linalg.inv(self.layer(x) + 3 * torch.eye(6)).square().mean()
+
+
+class Looks(nn.Module):
+    def __init__(self, **options) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(10, 8, **options), nn.Linear(8, 8)
+
+    def forward(self, tokens):
+        return torch.tanh(self.layer(torch.tanh(self.table(tokens)))).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("make", "example", "why"),
+    [
+        (Inverts, torch.randn(6, 6), "_linalg_check_errors.default has effects"),
+        (lambda: Looks(sparse=True), torch.randint(10, (4, 5)), "sparse tensors"),
+    ],
+)
+def test_a_graph_that_cannot_be_planned_runs_as_it_is_and_that_is_said(make, example, why):
+    model = make()
+    with pytest.warns(UserWarning, match=why):
+        fitted = fit(model, example, budget="1GiB")
+    assert verify_step(fitted.elbowroom, (example,), {}).against == "eager"
+    with pytest.raises(Unplanned, match=why):
+        fit(make(), example, budget="1GiB", strict=True)
+
+
+def test_a_parameter_that_the_step_overwrites():
+    example = torch.randint(10, (4, 5))
+    both(Looks(max_norm=0.5), lambda m: m(example).backward(), example, strict=True)
+
+
 def test_state_copies_and_pickles():
     model = Net()
     keys = list(model.state_dict())
@@ -545,7 +587,6 @@ def test_plans_are_saved_loaded_and_refused(tmp_path):
 
 def test_verify_finds_a_wrong_gradient():
     from elbowroom.errors import Mismatch
-    from elbowroom.execute.verify import verify_step
 
     fitted = fit(Net(), *batch(), budget="1GiB", verify=True)
     session = fitted.elbowroom

@@ -18,7 +18,7 @@ from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import default_partition
 
 from elbowroom.capture.fusion import contract
-from elbowroom.capture.joint_graph import Captured, capture_joint, has_symbols
+from elbowroom.capture.joint_graph import Captured, capture_joint, why_not
 from elbowroom.capture.rewrite import rewrite, rewrite_for_fusion
 from elbowroom.execute.region import Looks, Region
 from elbowroom.measuring.allocator import allocator_block
@@ -36,8 +36,8 @@ def make_backend(
         regions: list[Region] = []
 
         def partition(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
-            if has_symbols(joint):
-                on_refusal("it has shapes that depend on data")
+            if reason := why_not(joint):
+                on_refusal(reason)
                 return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
             static = set(rest.get("static_lifetime_input_indices") or ())
             rewriting = rewrite_for_fusion if fused else rewrite

@@ -71,6 +71,7 @@ def capture_joint(
     forward_returns, backward_returns = numbers(returned[:forward_outputs]), numbers(returned[forward_outputs:])
     returns = [(op, i) for op, i in zip(forward_returns, mutated, strict=True) if op is not None]
     fixed = frozenset(i for i in static_inputs if i < len(inputs))
+    overwritten = _overwritten(returns, effects, number)
     joint = Joint(
         ops=ops,
         inputs=tuple(number[n] for n in inputs),
@@ -80,9 +81,11 @@ def capture_joint(
         results=tuple(op for op, overwritten in returns if overwritten is None),
         updates=tuple(op for op, overwritten in returns if overwritten is not None),
         gradients=tuple((i, g) for i, g in enumerate(backward_returns) if g is not None and i < len(inputs)),
-        parameters=frozenset(i for i in fixed if backward_returns[i] is not None),
+        # One that the step itself overwrites (an embedding with `max_norm`) is not handed on to have gradients added:
+        # autograd would find it changed.
+        parameters=frozenset(i for i in fixed if backward_returns[i] is not None and i not in overwritten),
         effects=tuple(number[node] for node in effects),
-        overwritten={i: live_bytes(order[i]) for i in _overwritten(returns, effects, number)},
+        overwritten={i: live_bytes(order[i]) for i in overwritten},
         storage_bytes=storages.bytes,
         apart=frozenset(number[node] for node in body if APART in node.meta),
     )
@@ -108,12 +111,18 @@ def live_bytes(node: fx.Node) -> int:
     return sum(storages.values())
 
 
-def has_symbols(graph_module: fx.GraphModule) -> bool:
-    """Whether any value is a symbolic number: shapes that are only known when the step runs."""
+def why_not(graph_module: fx.GraphModule) -> str | None:
+    """Why a graph cannot be planned, if it cannot."""
     symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
-    return any(
-        isinstance(leaf, symbolic) for node in graph_module.graph.nodes for leaf in tree_leaves(node.meta.get("val"))
-    )
+    for node in graph_module.graph.nodes:
+        if node.target is torch.ops.higher_order.with_effects:
+            return f"{node.args[1]} has effects besides its value"
+        for leaf in tree_leaves(node.meta.get("val")):
+            if isinstance(leaf, symbolic):
+                return "it has shapes that depend on data"
+            if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
+                return f"it has sparse tensors ({node.target})"
+    return None
 
 
 # --- reading the graph ---------------------------------------------------------------------------------------

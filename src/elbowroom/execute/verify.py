@@ -158,7 +158,7 @@ def outcome(model: nn.Module, step: Callable[..., Any], args: tuple[Any, ...], k
             total.backward()
         result = Outcome(
             [leaf.detach().clone() for leaf in outputs],
-            {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()},
+            {name: None if p.grad is None else p.grad.clone().to_dense() for name, p in model.named_parameters()},
             {name: buffer.clone() for name, buffer in model.named_buffers()},
             _random_states(),
         )
