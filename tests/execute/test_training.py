@@ -431,6 +431,38 @@ def test_a_graph_that_cannot_be_planned_runs_as_it_is_and_that_is_said(make, exa
         fit(make(), example, budget="1GiB", strict=True)
 
 
+class LooksAgain(nn.Module):
+    """A layer's input is a view of something that tracing copies or computes a second time, and the plan does not."""
+
+    def __init__(self, twice) -> None:
+        super().__init__()
+        self.twice = twice
+        self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(4))
+        self.layers = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(4))
+
+    def forward(self, x):
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            a, b = self.twice(norm(x))
+            x = a + layer(b)  # may be written where a is, unless the layer's backward wants that
+        return x.square().mean()
+
+
+def dropped(x):
+    y = F.dropout(x, 0.0, training=True)  # a copy
+    return y, y
+
+
+@pytest.mark.parametrize("twice", [dropped, lambda x: (torch.sin(x), torch.sin(x))])
+def test_what_a_view_shows_is_not_written_over(twice):
+    example = torch.randn(3, 5, 8)
+    both(LooksAgain(twice), lambda m: m(example).backward(), example, strict=True)
+    model = LooksAgain(twice)
+    fitted = fit(copy.deepcopy(model), example, budget="1GiB", strict=True)
+    model(example).backward()
+    fitted(example).backward()
+    assert_same_state(model, fitted.elbowroom.model)
+
+
 def test_a_parameter_that_the_step_overwrites():
     example = torch.randint(10, (4, 5))
     both(Looks(max_norm=0.5), lambda m: m(example).backward(), example, strict=True)

@@ -13,7 +13,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from elbowroom.capture.out_variant import overwritable
-from elbowroom.capture.rewrite import APART, batch_norm_updating, rewrite
+from elbowroom.capture.rewrite import APART, batch_norm_updating, rewrite, tensors_in
 from elbowroom.joint import Joint, Kind, Op
 
 aten = torch.ops.aten
@@ -93,7 +93,7 @@ def capture_joint(
 
 
 def tensors_of(node: fx.Node) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
+    return tensors_in(node.meta.get("val"))
 
 
 def tensor_bytes(node: fx.Node) -> int:

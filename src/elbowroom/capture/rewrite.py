@@ -8,12 +8,16 @@ the rest go, as some losses keep the memory of all their terms.
 
 from __future__ import annotations
 
+import operator
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
+from torch._guards import detect_fake_mode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from elbowroom.capture.constants import constant_value
 from elbowroom.capture.interpolation import multiply_interpolations
@@ -23,12 +27,11 @@ aten = torch.ops.aten
 
 def rewrite(graph: fx.Graph) -> list[fx.Node]:
     """Simplify a joint graph in place. Returns the nodes that must run for their effect on an input."""
-    _drop_aliases(graph)
-    _compute_once(graph)
+    for simplify in (_drop_aliases, _compute_once, _keep_parts_apart, _let_terms_go):
+        simplify(graph)
+        _look_again(graph)
     _drop_unused_statistics(graph)
     _use_causal_flags(graph)
-    _keep_parts_apart(graph)
-    _let_terms_go(graph)
     effects = _update_in_place(graph)
     for node in reversed(list(graph.nodes)):
         if not node.users and node.op == "call_function" and node not in effects:
@@ -38,15 +41,41 @@ def rewrite(graph: fx.Graph) -> list[fx.Node]:
 
 def rewrite_for_fusion(graph: fx.Graph) -> list[fx.Node]:
     """The same for a graph whose kernels a compiler will write: it needs less help."""
-    _compute_once(graph)
-    multiply_interpolations(graph)
+    for simplify in (_compute_once, multiply_interpolations, partial(_keep_parts_apart, fused=True)):
+        simplify(graph)
+        _look_again(graph)
     _use_causal_flags(graph)
-    _keep_parts_apart(graph, fused=True)
     effects = graph.find_nodes(op="call_function", target=aten.copy_.default)
     for node in reversed(list(graph.nodes)):
         if not node.users and node.op == "call_function" and node not in effects:
             graph.erase_node(node)
     return list(effects)
+
+
+def _look_again(graph: fx.Graph) -> None:
+    """Views of what was replaced show the memory of what they read now. Traced, they still show the other's: nobody
+    would know that it must not be written over."""
+    for node in graph.nodes:
+        if _is_view(node) and not _storages(node) <= {s for read in node.all_input_nodes for s in _storages(read)}:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
+            mode = detect_fake_mode(tensors_in(args))
+            with mode if mode is not None else nullcontext(), torch.no_grad():
+                node.meta["val"] = node.target(*args, **kwargs)
+
+
+def _is_view(node: fx.Node) -> bool:
+    if node.target in (operator.getitem, aten._unsafe_view.default):
+        return True
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(value.alias_info is not None for value in schema.returns)
+
+
+def _storages(node: fx.Node) -> set[int]:
+    return {tensor.untyped_storage()._cdata for tensor in tensors_in(node.meta.get("val"))}
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _drop_aliases(graph: fx.Graph) -> None:
