@@ -184,3 +184,30 @@ def test_only_tensors_exactly_like_the_output_can_be_written_over(capture):
             assert value.untyped_storage().nbytes() == output.untyped_storage().nbytes()
     (exp,) = (node for node in captured.nodes if node.target is aten.exp.default)
     assert overwritable(exp) == []  # a part of a larger storage
+
+
+def test_where_a_layout_is_ambiguous_nothing_is_written_over(capture):
+    """Of a single pixel both are laid out channels last and not: eager decides, and BatchNorm looks at it."""
+
+    class Pixels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            y = self.layer(x)
+            last, first = y.view(2, 1, 1, 8).permute(0, 3, 1, 2).sin(), y.view(2, 8, 1, 1).cos()
+            return (last + first).square().sum() + (last - last.tanh()).square().sum()
+
+    captured = capture(Pixels(), torch.randn(2, 8))
+    (added,) = (
+        node
+        for node in captured.nodes
+        if node.target is aten.add.Tensor
+        and node.meta["val"].dim() == 4
+        and {read.target for read in node.all_input_nodes} == {aten.sin.default, aten.cos.default}
+    )
+    assert len({read.meta["val"].stride() for read in added.all_input_nodes}) == 2
+    assert overwritable(added) == []
+    (apart,) = (node for node in captured.nodes if node.target is aten.sub.Tensor)
+    assert len(overwritable(apart)) == 2

@@ -26,7 +26,16 @@ def overwritable(node: fx.Node) -> list[fx.Node]:
         return []
     output = node.meta.get("val")
     reads = node.all_input_nodes[:1] if node.target in _ROW_BY_ROW else node.all_input_nodes
-    return [read for read in reads if isinstance(output, torch.Tensor) and _alike(read.meta.get("val"), output)]
+    if not isinstance(output, torch.Tensor) or _is_ambiguous(output, [read.meta.get("val") for read in reads]):
+        return []
+    return [read for read in reads if _alike(read.meta.get("val"), output)]
+
+
+def _is_ambiguous(output: torch.Tensor, reads: list[Any]) -> bool:
+    """Whether the output may be laid out otherwise than it was traced. A dimension of one element has any stride; if
+    the operands' differ, eager may choose the other one, and what reads it, another kernel."""
+    strides = {value.stride() for value in reads if isinstance(value, torch.Tensor) and value.shape == output.shape}
+    return 1 in output.shape and len(strides) > 1
 
 
 @cache
