@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from cases import Case
 from gate import Gate
-from gpu_fit import MIB, NO_LIMIT, Cpu, Gpu, Row, said
+from gpu_fit import MIB, NO_LIMIT, Cpu, Gpu, Row, check_models, said
 
 CONTEXT_BYTES = 700 * MIB  # of GPU memory that a process takes for itself
 PEER_BYTES = 8 << 30  # a guess, not known before it ran; it holds its memory only at its end
@@ -82,8 +82,7 @@ def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace, 
     """Stop where they make no sense; read the rows that `--with` names."""
     known = rows_of(options.known) if options.known else []
     options.known = [row for row in known if not {row.kind, row.how}.intersection(options.again)]
-    if unknown := set(options.models) - set(models):
-        parser.error(f"--models: no model {min(unknown)!r}; known: {', '.join(models)}")
+    check_models(parser, options.models, models)
     for name in ("jobs", "reps", "compilations"):
         if getattr(options, name) < 1:
             parser.error(f"--{name}: must be at least 1")

@@ -21,7 +21,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -76,13 +76,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--show", nargs="+", type=Path, metavar="FILE", help="the table of earlier --json files")
     options = parser.parse_args()
     known = TINY_MODELS if options.tiny else MODELS
-    if unknown := set(options.models or ()) - set(known):
-        parser.error(f"--models: no model {min(unknown)!r}; known: {', '.join(known)}")
+    check_models(parser, options.models or (), known)
     if options.reps is None:
         options.reps = 2 if options.tiny else 20
     if options.reps < 1:
         parser.error("--reps: must be at least 1")
     return options
+
+
+def check_models(parser: argparse.ArgumentParser, chosen: Collection[str], known: Collection[str]) -> None:
+    if unknown := set(chosen) - set(known):
+        parser.error(f"--models: no model {min(unknown)!r}; known: {', '.join(known)}")
 
 
 def facts(device: Device) -> dict[str, str]:
@@ -184,11 +188,11 @@ class Book:
 
 
 def open_book(script: str, options: argparse.Namespace) -> Book | None:
-    """For what this machine is about to measure; none where there is no GPU, unless the script is only tried."""
-    if not options.tiny and not torch.cuda.is_available():
-        print(f"{script}: there is no CUDA device here; --tiny tries the script on the CPU", file=sys.stderr)
+    """For what this machine is about to measure; none where there is nothing to measure on."""
+    device = device_for(script, tiny=options.tiny)
+    if device is None:
         return None
-    book = Book(facts(Cpu() if options.tiny else Gpu()), options.json)
+    book = Book(facts(device), options.json)
     print(", ".join(f"{name} {value}" for name, value in book.facts.items()), flush=True)
     return book
 
@@ -539,6 +543,16 @@ class Cpu(Device):
         started = time.perf_counter()
         step()
         return 1e3 * (time.perf_counter() - started)
+
+
+def device_for(script: str, *, tiny: bool) -> Device | None:
+    """The GPU, or the CPU if the script is only tried; none where there is no GPU, and that is said."""
+    if tiny:
+        return Cpu()
+    if torch.cuda.is_available():
+        return Gpu()
+    print(f"{script}: there is no CUDA device here; --tiny tries the script on the CPU", file=sys.stderr)
+    return None
 
 
 # --- showing -------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import Any
 import gpu_fit
 import torch
 from cases import GRAPH_MODELS, MODELS, TINY_GRAPH_MODELS, TINY_MODELS, Case
-from gpu_fit import MIB, NO_LIMIT, WARM_UPS, Cpu, Device, Gpu, number
+from gpu_fit import MIB, NO_LIMIT, WARM_UPS, Device, check_models, device_for, number
 
 STEPS = 3
 HEADINGS = "model", "operator", "runs", "predicted ms", "measured ms", "difference"
@@ -27,12 +27,11 @@ HEADINGS = "model", "operator", "runs", "predicted ms", "measured ms", "differen
 
 def main() -> int:
     options = parse()
-    if not options.tiny and not torch.cuda.is_available():
-        print("gpu_ops: there is no CUDA device here; --tiny tries the script on the CPU", file=sys.stderr)
+    device = device_for("gpu_ops", tiny=options.tiny)
+    if device is None:
         return 2
     known = all_models(options.tiny)
     for name in options.models:
-        device = Cpu() if options.tiny else Gpu()
         torch.manual_seed(0)
         with torch.device(device.kind):
             case = known[name]()
@@ -53,8 +52,7 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     known = all_models(options.tiny)
     options.models = options.models or (["tiny-cnn"] if options.tiny else [])
-    if unknown := set(options.models) - set(known):
-        parser.error(f"--models: no model {min(unknown)!r}; known: {', '.join(known)}")
+    check_models(parser, options.models, known)
     if not options.models:
         parser.error(f"--models: name some of {', '.join(known)}")
     return options
@@ -93,8 +91,7 @@ def predictions(session: Any) -> tuple[Counter[str], Counter[str]]:
     (entry,) = session.entries.values()
     for region in entry.regions:
         ops = region.captured.joint.ops
-        program = region.programs[region.current][0]
-        for instruction in (*program.forward, *program.backward):
+        for instruction in (*region.program.forward, *region.program.backward):
             if ops[instruction.op].time and instruction.shows is None:
                 name = profilers_name(ops[instruction.op].target)
                 runs[name] += 1
