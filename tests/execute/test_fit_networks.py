@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 from contextlib import nullcontext
 
 import pytest
@@ -15,10 +14,9 @@ from torch.utils.flop_counter import flop_registry  # noqa: E402
 
 import elbowroom  # noqa: E402
 from elbowroom.capture import rewrite  # noqa: E402
-from elbowroom.errors import BudgetTooSmall  # noqa: E402
 from elbowroom.execute.verify import verify_step  # noqa: E402
 from elbowroom.measuring.estimate import flops_of  # noqa: E402
-from elbowroom.measuring.memory import measure  # noqa: E402
+from fitted import least_budget, step_peak  # noqa: E402
 from zoo import ZOO  # noqa: E402
 
 SHARES = (1.0, 0.5)  # of what the plain step needs, resident state aside
@@ -61,24 +59,6 @@ def test_a_network_whose_gradients_are_kept_in_parts(monkeypatch):
     monkeypatch.setattr(rewrite, "_LARGE", 1)
     monkeypatch.setattr(rewrite, "_LONG", {False: 10})
     test_a_network_within_its_budgets("unet")
-
-
-def step_peak(model, batch) -> int:
-    """Peak of one step above the resident state, which has gradients: they come in the step."""
-    for p in model.parameters():
-        p.grad = None
-    gc.freeze()  # nothing older than the step is freed in it; looking through all of it takes half a second
-    with measure("cpu", timeline=False) as measured:
-        model(*batch).backward()
-    gc.unfreeze()
-    gradients = sum(p.grad.numel() * p.grad.element_size() for p in model.parameters() if p.grad is not None)
-    return measured.peak_bytes - gradients
-
-
-def least_budget(fitted) -> int:
-    with pytest.raises(BudgetTooSmall) as too_small:
-        fitted.elbowroom.set_budget(1024)
-    return too_small.value.least_budget
 
 
 class CountFlops(TorchDispatchMode):

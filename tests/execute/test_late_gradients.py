@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy  # noqa: E402
 
 import elbowroom  # noqa: E402
 from elbowroom.errors import Unplanned  # noqa: E402
+from fitted import least_budget  # noqa: E402
 
 WIDTH, DEPTH = 64, 6
 
@@ -66,12 +67,6 @@ def step_peak(fitted, *, kept: bool) -> int:
     with elbowroom.measure("cpu", timeline=False) as measured:
         fitted(*example).backward()
     return measured.peak_bytes - (0 if kept else gradient_bytes(fitted))
-
-
-def least_budget(fitted) -> int:
-    with pytest.raises(elbowroom.BudgetTooSmall) as refusal:
-        fitted.elbowroom.set_budget(1024)
-    return refusal.value.least_budget
 
 
 @pytest.mark.parametrize("accumulates", [False, True])

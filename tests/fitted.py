@@ -1,0 +1,28 @@
+"""What tests ask of a fitted model: the peak of a step, and the least budget that it can do with."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from elbowroom.errors import BudgetTooSmall
+from elbowroom.measuring.memory import measure
+
+
+def step_peak(model, batch) -> int:
+    """Peak of one step above the resident state, which has gradients: they come in the step."""
+    for p in model.parameters():
+        p.grad = None
+    gc.freeze()  # nothing older than the step is freed in it; looking through all of it takes half a second
+    with measure("cpu", timeline=False) as measured:
+        model(*batch).backward()
+    gc.unfreeze()
+    gradients = sum(p.grad.numel() * p.grad.element_size() for p in model.parameters() if p.grad is not None)
+    return measured.peak_bytes - gradients
+
+
+def least_budget(fitted) -> int:
+    with pytest.raises(BudgetTooSmall) as too_small:
+        fitted.elbowroom.set_budget(1024)
+    return too_small.value.least_budget
