@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 
 from elbowroom.capture.backend import make_backend  # noqa: E402
 from elbowroom.capture.fusion import draws  # noqa: E402
-from elbowroom.capture.joint_graph import tensor_bytes  # noqa: E402
+from elbowroom.capture.values import tensor_bytes  # noqa: E402
 from elbowroom.execute.region import Looks  # noqa: E402
 from elbowroom.measuring import fused, ops  # noqa: E402
 from elbowroom.measuring.fused import is_heavy, measure_fused  # noqa: E402

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import elbowroom  # noqa: E402
-from elbowroom.capture.joint_graph import tensors_of  # noqa: E402
+from elbowroom.capture.values import tensors_of  # noqa: E402
 
 
 class Mixed(nn.Module):

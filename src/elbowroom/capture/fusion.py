@@ -20,8 +20,9 @@ import torch
 from torch import fx
 from torch._functorch.partitioners import get_default_op_list
 
-from elbowroom.capture.joint_graph import Captured, is_getitem, tensor_bytes
+from elbowroom.capture.joint_graph import Captured, is_getitem
 from elbowroom.capture.rewrite import APART
+from elbowroom.capture.values import tensor_bytes
 from elbowroom.joint import Joint, Op
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -201,7 +202,7 @@ def _inlined_later(
             needed_by[read].add(reader)
     inlined: set[int] = set()
     for i in reversed(joint.forward):
-        if i not in stored - masks or i in returned or not needed_by[i] or not _is_pointwise(captured, i):
+        if i not in stored or i in masks or i in returned or not needed_by[i] or not _is_pointwise(captured, i):
             continue
         size = tensor_bytes(nodes[i])
         besides = [read for read in reads[i] if joint.ops[read].kind == "forward" and not needed_by[read]]

@@ -13,7 +13,8 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from elbowroom.capture.out_variant import overwritable
-from elbowroom.capture.rewrite import APART, batch_norm_updating, rewrite, tensors_in
+from elbowroom.capture.rewrite import APART, batch_norm_updating, rewrite
+from elbowroom.capture.values import tensors_of
 from elbowroom.joint import Joint, Kind, Op
 
 aten = torch.ops.aten
@@ -71,34 +72,25 @@ def capture_joint(
     forward_returns, backward_returns = numbers(returned[:forward_outputs]), numbers(returned[forward_outputs:])
     returns = [(op, i) for op, i in zip(forward_returns, mutated, strict=True) if op is not None]
     fixed = frozenset(i for i in static_inputs if i < len(inputs))
-    overwritten = _overwritten(returns, effects, number)
+    overwritten = {i: live_bytes(order[i]) for i in _overwritten(returns, effects, number)}
     joint = Joint(
         ops=ops,
         inputs=tuple(number[n] for n in inputs),
         arriving=tuple(number[n] for n in arriving),
         forward=tuple(number[n] for n in body if n not in later),
         backward=tuple(number[n] for n in body if n in later),
-        results=tuple(op for op, overwritten in returns if overwritten is None),
-        updates=tuple(op for op, overwritten in returns if overwritten is not None),
+        results=tuple(op for op, i in returns if i is None),
+        updates=tuple(op for op, i in returns if i is not None),
         gradients=tuple((i, g) for i, g in enumerate(backward_returns) if g is not None and i < len(inputs)),
         # One that the step itself overwrites (an embedding with `max_norm`) is not handed on to have gradients added:
         # autograd would find it changed.
         parameters=frozenset(i for i in fixed if backward_returns[i] is not None and i not in overwritten),
         effects=tuple(number[node] for node in effects),
-        overwritten={i: live_bytes(order[i]) for i in overwritten},
+        overwritten=overwritten,
         storage_bytes=storages.bytes,
         apart=frozenset(number[node] for node in body if APART in node.meta),
     )
     return Captured(joint, order, forward_returns, mutated, backward_returns, _device(order), graph_module, fixed)
-
-
-def tensors_of(node: fx.Node) -> list[torch.Tensor]:
-    return tensors_in(node.meta.get("val"))
-
-
-def tensor_bytes(node: fx.Node) -> int:
-    """Bytes of a node's elements, which a kernel reads or writes."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(node))
 
 
 def made_real(traced: torch.Tensor) -> torch.Tensor:

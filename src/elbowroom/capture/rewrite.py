@@ -17,10 +17,11 @@ import torch
 from torch import fx
 from torch._guards import detect_fake_mode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import tree_flatten
 
 from elbowroom.capture.constants import constant_value
 from elbowroom.capture.interpolation import multiply_interpolations
+from elbowroom.capture.values import tensor_bytes, tensors_in, tensors_of
 
 aten = torch.ops.aten
 
@@ -58,8 +59,7 @@ def _look_again(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if _is_view(node) and not _storages(node) <= {s for read in node.all_input_nodes for s in _storages(read)}:
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
-            mode = detect_fake_mode(tensors_in(args))
-            with mode if mode is not None else nullcontext(), torch.no_grad():
+            with detect_fake_mode(tensors_in(args)) or nullcontext(), torch.no_grad():
                 node.meta["val"] = node.target(*args, **kwargs)
 
 
@@ -71,11 +71,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _storages(node: fx.Node) -> set[int]:
-    return {tensor.untyped_storage()._cdata for tensor in tensors_in(node.meta.get("val"))}
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return {tensor.untyped_storage()._cdata for tensor in tensors_of(node)}
 
 
 def _drop_aliases(graph: fx.Graph) -> None:
@@ -223,7 +219,7 @@ def _outliving(node: fx.Node, place: dict[fx.Node, int], long: int) -> list[fx.N
     for end in sorted(set(ends.values()))[:-1]:
         late = [user for user in node.users if ends[user] > end]
         if all(user.target is aten.slice.Tensor for user in late):
-            is_part = sum(map(_bytes, late)) <= _MOST * _bytes(node)
+            is_part = sum(map(tensor_bytes, late)) <= _MOST * tensor_bytes(node)
             if is_part and min(map(ends.__getitem__, late)) - end >= long:
                 return late
     return []
@@ -240,11 +236,6 @@ def _storage(node: Any) -> int | None:
     """Of a node's value, if it is a tensor."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
-
-
-def _bytes(node: fx.Node) -> int:
-    value = node.meta["val"]
-    return int(value.numel() * value.element_size())
 
 
 def _copy_of(node: fx.Node) -> torch.Tensor:
@@ -277,7 +268,7 @@ def _let_terms_go(graph: fx.Graph) -> None:
     """Copies of losses that are added up where their terms were: the sum's storage is as large as all of them."""
     for target in _SUMS:
         for node in graph.find_nodes(op="call_function", target=target):
-            if _bytes(node) < _bytes(node.args[0]):
+            if tensor_bytes(node) < tensor_bytes(node.args[0]):
                 _copy_after(graph, node)
 
 

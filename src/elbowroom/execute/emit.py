@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from elbowroom.capture.joint_graph import Captured, replay_call, tensors_of
+from elbowroom.capture.joint_graph import Captured, replay_call
 from elbowroom.capture.out_variant import out_variant
+from elbowroom.capture.values import tensors_of
 from elbowroom.execute.accumulate import accumulator
 from elbowroom.program import Instruction, Program, reads_of
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from elbowroom.capture.backend import capture_settings, kept_whole
+from elbowroom.capture.values import tensors_in
 from elbowroom.errors import Mismatch
 
 
@@ -150,9 +150,9 @@ def _typical(result: Outcome) -> float:
 def outcome(model: nn.Module, step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
     """Run a step and its backward from the present state; the model is left as it was found."""
     with _state_kept(model):
-        inputs = [leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
+        inputs = tensors_in((args, dict(kwargs)))
         before = [leaf.detach().clone() for leaf in inputs]
-        outputs = [leaf for leaf in tree_leaves(step(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+        outputs = tensors_in(step(*args, **kwargs))
         total = sum(leaf.float().sum() for leaf in outputs if leaf.requires_grad)
         if isinstance(total, torch.Tensor):
             total.backward()

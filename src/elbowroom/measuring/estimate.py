@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
-from elbowroom.capture.joint_graph import tensor_bytes
+from elbowroom.capture.values import tensor_bytes
 
 _SPEEDS = {"cuda": (2e14, 2e12, 3e-6), "cpu": (5e10, 1e10, 3e-6)}  # FLOP/s, bytes/s, seconds to launch
 

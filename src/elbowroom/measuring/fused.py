@@ -12,7 +12,8 @@ from torch import fx
 from torch._inductor.graph import GraphLowering
 
 from elbowroom.capture.fusion import draws, is_fusible, is_reduction
-from elbowroom.capture.joint_graph import Captured, is_getitem, tensor_bytes
+from elbowroom.capture.joint_graph import Captured, is_getitem
+from elbowroom.capture.values import tensor_bytes
 from elbowroom.measuring.ops import CHANNELS_LAST, KERNELS_ALONE, Report, costs_of, cuda_seconds
 
 _LAUNCH = 2e-6  # seconds
@@ -57,11 +58,9 @@ def _unfused_keys(captured: Captured) -> dict[fx.Node, str]:
     """Nodes by the keys that they have where nothing is fused."""
     assert captured.unfused is not None
     keys = {node: op.key for op, node in zip(captured.unfused.joint.ops, captured.unfused.nodes, strict=True)}
-    if captured.device.type != "cuda":
-        return keys
-    return {
-        node: key + KERNELS_ALONE for node, key in keys.items()
-    }  # a compiled program's host is faster, or replays
+    # The host of a compiled program is faster than ours, or replays it.
+    suffix = KERNELS_ALONE if captured.device.type == "cuda" else ""
+    return {node: key + suffix for node, key in keys.items()}
 
 
 def _laid_out(

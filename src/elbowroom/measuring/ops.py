@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
-from elbowroom.capture.joint_graph import Captured, tensors_of
+from elbowroom.capture.joint_graph import Captured
+from elbowroom.capture.values import tensors_in, tensors_of
 from elbowroom.measuring.allocator import allocator_block
 from elbowroom.measuring.cache import OpCosts, cached_costs
 from elbowroom.measuring.estimate import estimated_time
@@ -196,7 +197,7 @@ def cuda_seconds(call: Callable[[], Any], repeats: int, before: Callable[[], Any
 
 def _output_bytes(result: Any, node: fx.Node, block: Callable[[int], int]) -> tuple[int, ...]:
     """Bytes of the storages an operator really made, in order; nothing if tracing was right about all of them."""
-    real = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    real = tensors_in(result)
     traced = tensors_of(node)
     if len(real) != len(traced) or all(map(_as_traced, real, traced)):
         return ()
