@@ -289,7 +289,7 @@ def told(tried: Any) -> dict[str, Any]:
     (plan,) = tried.planned
     predicted = {"predicted_bytes": plan.prediction.peak_bytes, "predicted_ms": 1e3 * plan.prediction.time_s}
     measured = {"peak_bytes": tried.peak_bytes, "ms": 1e3 * tried.time_s, "recorded": tried.recorded}
-    return {**predicted, **measured, "kernels_ms": 1e3 * tried.trials[0].kernels_s}
+    return {**predicted, **measured, "kernels_ms": 1e3 * tried.kernels_s, "host_ms": 1e3 * tried.host_s}
 
 
 def measure_alone(gate: Gate) -> None:
@@ -305,7 +305,7 @@ def measure_alone(gate: Gate) -> None:
 
     session.measure_region = within(partial(alone, gate), session.measure_region)
     rehearsal.in_a_row = within(gate.alone, rehearsal.in_a_row)
-    rehearsal.without_host = within(gate.alone, rehearsal.without_host)
+    rehearsal.apart = within(gate.alone, rehearsal.apart)
     rehearsal.launched = within(memory_handed_back, rehearsal.launched)
     rehearsal.recorded = within(memory_handed_back, rehearsal.recorded)
 

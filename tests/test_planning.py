@@ -90,6 +90,21 @@ def test_networks_are_planned_no_worse_than_as_chains(name):
     assert planner.least.prediction.peak_bytes <= chain.least.prediction.peak_bytes
 
 
+@pytest.mark.parametrize(("share", "again"), [(0.8, 0.1), (0.35, 0.55)])
+def test_fused_towers_do_not_run_each_other_again(share, again):
+    """A tower's backward reads a little of later ones, whose own is over: that stays, or they would run once more."""
+    pytest.importorskip("torch")
+    from captured import captured
+
+    joint, around = captured("siamese", fused=True)
+    planner = Planner(joint, around)
+    plain = planner.everything.prediction
+    plan = planner.best(int(share * plain.peak_bytes))
+    forward_s = sum(joint.ops[op].time for op in joint.forward)
+    assert plan.prediction.time_s - plain.time_s < again * forward_s
+    assert max(plan.program.replays.values()) == 1
+
+
 def test_a_plan_says_why_it_was_chosen():
     joint = towers(6)
     planner, chain = Planner(joint, Surroundings()), Planner(joint, Surroundings(), as_chain=True)

@@ -144,6 +144,26 @@ def test_a_program_that_waits_for_the_host_gives_way_to_a_recording_that_is_hard
     assert best(loop(**recording, kernels=lambda size: 0.9 * time_for(size)), 60).recorded
 
 
+@pytest.mark.parametrize(
+    ("time_s", "predicted_s", "kernels_s", "host_s", "waits", "ranked_s"),
+    [
+        (50, 55, 0, 30, False, 50),  # of more kernels than can be in line, with a host that has time to spare
+        (50, 55, 0, 40, True, 60),  # T5: it will not in training
+        (58, 39, 0, 33, True, 58),  # ResNet-101: the host was disturbed in between
+        (14, 15, 13.8, 7, False, 14),
+        (14, 15, 13.8, 10, True, 15),
+        (14, 15, 13, 5, True, 14),  # its kernels alone take less
+        (50, 55, 50, 0, False, 50),  # nobody will record it
+    ],
+)
+def test_the_host_has_more_to_do_in_training(time_s, predicted_s, kernels_s, host_s, waits, ranked_s):
+    plan = planned(60)
+    plan.prediction.time_s = predicted_s
+    tried = Tried((plan,), (Trial(60, time_s, kernels_s, host_s),))
+    assert tried.waits == waits
+    assert tried.ranked_s == pytest.approx(ranked_s * (trials._WORTH if waits else 1))
+
+
 def test_what_was_learned_helps_the_next_budget(loop):
     found = loop(measured=lambda size: size + 10)
     best(found, 60)

@@ -45,10 +45,36 @@ def test_what_crosses_is_what_later_stages_read(joint, how):
             assert list(pieces[k].enters) == crossing
         if k > 0:
             assert list(pieces[k - 1].leaves) == crossing
-    for piece in pieces:
-        read = {read for op in piece.backward for read in joint.ops[op].reads}
-        assert set(piece.needs) == read & set(joint.forward)
+
+
+@given(joints(30), CUTS)
+@settings(max_examples=100)
+def test_a_backward_needs_what_it_reads_and_what_lingers_for_earlier_ones(joint, how):
+    check_needs(joint, cut(joint, **how))
+
+
+def test_what_towers_need_of_later_ones_lingers():
+    """The gradient of a shared weight waits for all of its uses."""
+    pytest.importorskip("torch")
+    from captured import captured
+
+    joint, _ = captured("siamese", fused=True)
+    pieces = cut(joint)
+    check_needs(joint, pieces)
+    assert any(piece.late for piece in pieces)
+
+
+def check_needs(joint, pieces):
+    stage = stage_numbers(pieces)
+    late = set()
+    for k, piece in enumerate(pieces):
+        read = {read for op in piece.backward for read in joint.ops[op].reads} & set(joint.forward)
+        assert set(piece.late) == {op for op in read if stage[op] > k}
+        assert set(piece.needs) == (read - set(piece.late)) | set(piece.lingers)
+        late |= set(piece.late)
         assert len(set(piece.needs)) == len(piece.needs)
+    assert sorted(op for piece in pieces for op in piece.lingers) == sorted(late)
+    assert all(stage[op] == k for k, piece in enumerate(pieces) for op in piece.lingers)
 
 
 @given(joints(30), CUTS)

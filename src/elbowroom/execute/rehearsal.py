@@ -26,7 +26,6 @@ from elbowroom.measuring.ops import asleep, cuda_seconds, host_seconds, made_up
 
 _SAMPLES = 3
 _SAMPLE_S, _MOST_STEPS = 0.5, 8  # how many steps make a sample
-_BUSY = 0.8  # of a step, with a host that does not wait for the GPU
 _Result = TypeVar("_Result")
 
 
@@ -34,12 +33,14 @@ _Result = TypeVar("_Result")
 class Trial:
     """What a program took: its peak above what is resident, and its time.
 
-    `kernels_s` of that the GPU would need if it never waited for the host; 0 if that is not known.
+    `kernels_s` of that the GPU would need if it never waited for the host; 0 if that is not known. The host is busy
+    for `host_s`; 0 if that makes no difference.
     """
 
     peak_bytes: int
     time_s: float
     kernels_s: float = 0.0
+    host_s: float = 0.0
 
 
 def launched(region: Region, number: int, between_bytes: int, late_bytes: int = 0) -> Trial:
@@ -54,8 +55,8 @@ def launched(region: Region, number: int, between_bytes: int, late_bytes: int = 
         else:
             peak, time = _peak_during(partial(in_a_row, step), device)
         is_replayable = device.type == "cuda" and fused is not None
-        kernels = without_host(step, time) if is_replayable else time
-        return Trial(max(peak - late_bytes, between_bytes), time, kernels)
+        kernels, host = apart(step) if is_replayable else (time, 0.0)
+        return Trial(max(peak - late_bytes, between_bytes), time, kernels, host)
 
 
 def recorded(region: Region, number: int, between_bytes: int, outside_bytes: int) -> Trial | None:
@@ -148,17 +149,20 @@ def in_a_row(step: Callable[[], None]) -> float:
     return statistics.median(cuda_seconds(step, steps) / steps for _ in range(_SAMPLES))
 
 
-def without_host(step: Callable[[], None], time_s: float) -> float:
-    """Of a step that takes `time_s`, with all its kernels in line while the GPU is still busy with something else.
+def apart(step: Callable[[], None]) -> tuple[float, float]:
+    """What a step's kernels take, in line while the GPU is still busy with something else, and what the host takes.
 
-    A GPU takes a thousand or so ahead, then the host waits. If they are more, 0, unless the host had time to spare.
+    A GPU takes a thousand or so ahead, then the host waits. If they are more, nothing is learned of the kernels: 0.
     """
-    host_s = host_seconds(step)
-    torch.cuda.synchronize()
+    host_s = statistics.median(_host_alone(step) for _ in range(_SAMPLES))
     samples = [_behind_sleep(step, 1.5 * host_s) for _ in range(_SAMPLES)]
-    if all(samples):
-        return statistics.median(samples)
-    return 0.0 if host_s > _BUSY * time_s else time_s
+    return (statistics.median(samples) if all(samples) else 0.0), host_s
+
+
+def _host_alone(step: Callable[[], None]) -> float:
+    seconds = host_seconds(step)
+    torch.cuda.synchronize()
+    return seconds
 
 
 def _behind_sleep(step: Callable[[], None], sleep_s: float) -> float:

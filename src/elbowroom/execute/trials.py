@@ -27,6 +27,7 @@ _UNSURE = 0.06  # of what was missing: next time it may be that much more; Dense
 _FAR_AWAY = 0.05  # the same when nothing has fit and only one more may be compiled
 _WORTH = 1.03  # times faster than launched, for a recording
 _WAITS = 1.05  # times as long as the kernels take: a single step runs at higher clocks, by up to 4 % on an H200
+_IN_TRAINING = 1.5  # times as long as on trial, for the host: T5's took about 39 ms a step, then 60
 _SPARED = 0.05  # of the room, for a first plan that a recording can serve, too
 
 
@@ -61,10 +62,11 @@ class Tried:
     def ranked_s(self) -> float:
         """Its time, as far as another's is compared with it.
 
-        A recording has to be worth the memory that it holds. But whoever waits for the host waits longer in training,
-        where the host has more to do: a T5 on an H200 took 49.7 ms alone, and its step 55.8.
+        A recording has to be worth the memory that it holds. But the host is slower in training, where it has more to
+        do, and not alone: a T5 on an H200 took 49.2 ms on trial, and its steps 72.
         """
-        return self.time_s * (_WORTH if self.recorded or self.waits else 1)
+        expected = max(self.time_s, _IN_TRAINING * self.host_s)
+        return expected * (_WORTH if self.recorded or self.waits else 1)
 
     def ranked_as(self, planned: Sequence[Planned]) -> float:
         """What to expect of other plans, run in the same way."""
@@ -72,11 +74,21 @@ class Tried:
 
     @property
     def waits(self) -> bool:
-        """Whether its kernels wait for the host. They do, if nothing is known of the kernels alone."""
-        return not self.recorded and self.time_s > _WAITS * self.kernels_s
+        """Whether its kernels wait for the host, or would in training."""
+        if self.recorded:
+            return False
+        # A host that was disturbed makes the step look long, and itself look fast.
+        kernels_s = self.kernels_s or min(self.time_s, _predicted_s(self.planned))
+        waited = self.kernels_s and self.time_s > _WAITS * kernels_s
+        return bool(waited) or _IN_TRAINING * self.host_s > kernels_s
+
+    @property
+    def host_s(self) -> float:
+        return sum(trial.host_s for trial in self.trials)
 
     @property
     def kernels_s(self) -> float:
+        """0 if that is not known."""
         return sum(trial.kernels_s for trial in self.trials)
 
     def if_recorded(self, planned: Sequence[Planned]) -> float:

@@ -82,14 +82,19 @@ def stage(joint: Joint, pieces: Sequence[Piece], most_ways: int = MOST_WAYS) -> 
 
 
 def backward_order(joint: Joint, piece: Piece, have: set[int]) -> list[int]:
-    """A stage's backward operators, each preceded by the forward ones it misses. Adds what it runs to `have`."""
+    """A stage's backward operators, each preceded by the forward ones it misses. Adds what it runs to `have`.
+
+    What it reads of later stages is there since their backward: two towers meet in a loss, and the gradient of the
+    first needs the output of the second.
+    """
     order = []
+    have.update(piece.late)
     for op in piece.backward:
         again = recomputed(joint, list(joint.ops[op].reads), have)
         order.extend(again)
         have.update(again)
         order.append(op)
-    return order
+    return [*order, *recomputed(joint, list(piece.lingers), have)]
 
 
 def _gradients_crossing(joint: Joint, pieces: Sequence[Piece]) -> list[tuple[int, ...]]:
@@ -113,7 +118,8 @@ def _gradients_crossing(joint: Joint, pieces: Sequence[Piece]) -> list[tuple[int
 def _look(joint: Joint, piece: Piece, leaving: Sequence[int], arriving: Sequence[int]) -> object:
     """Equal for stages whose operators, shapes and connections are the same."""
     names: dict[int, object] = {}
-    for kind, ops in (("forward", piece.forward), ("backward", piece.backward), ("enters", piece.enters)):
+    parts = {"forward": piece.forward, "backward": piece.backward, "enters": piece.enters, "late": piece.late}
+    for kind, ops in parts.items():
         names.update({op: (kind, i) for i, op in enumerate(ops)})
     for i, op in enumerate(arriving):
         names.setdefault(op, ("arrives", i))
@@ -126,8 +132,9 @@ def _look(joint: Joint, piece: Piece, leaving: Sequence[int], arriving: Sequence
     return (
         tuple(map(shown, (*piece.forward, *piece.backward))),
         tuple(names.get(op) for op in piece.leaves),
+        tuple(names.get(op) for op in piece.lingers),
         tuple(names.get(op) for op in leaving),
-        tuple(joint.bytes_of(set(joint.storages(op))) for op in (*piece.enters, *arriving)),
+        tuple(joint.bytes_of(set(joint.storages(op))) for op in (*piece.enters, *piece.late, *arriving)),
     )
 
 
@@ -142,7 +149,8 @@ def _costs(
         saving_peaks.append(play(joint, piece.forward, piece.enters, (*kept, *piece.enters))[0])
         have = (*piece.enters, *kept)
         order = backward_order(joint, piece, set(have))
-        backward_peaks.append(play(joint, order, dict.fromkeys((*have, *arriving)), (*leaving, *piece.enters))[0])
+        there, afterwards = (*have, *piece.late, *arriving), (*leaving, *piece.enters, *piece.lingers)
+        backward_peaks.append(play(joint, order, dict.fromkeys(there), afterwards)[0])
     return StageCosts(
         enters=joint.bytes_of(enters),
         leaves=joint.bytes_of(leaves),

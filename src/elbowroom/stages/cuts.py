@@ -23,7 +23,9 @@ class Piece:
     backward: tuple[int, ...]
     enters: tuple[int, ...]  # forward values crossing the cut before it
     leaves: tuple[int, ...]  # forward values crossing the cut after it
-    needs: tuple[int, ...] = field(default=())  # forward values its backward operators read
+    needs: tuple[int, ...] = field(default=())  # forward values that its backward has to have, but for the late ones
+    late: tuple[int, ...] = field(default=())  # made in later stages, and read by its backward all the same
+    lingers: tuple[int, ...] = field(default=())  # made here, and read by the backward of an earlier stage
 
 
 def cut(joint: Joint, *, divide: bool = True, single: bool = False, most: int = MOST_STAGES) -> list[Piece]:
@@ -226,18 +228,29 @@ def _pieces(joint: Joint, place: dict[int, int], spans: dict[int, tuple[int, int
             crossing[stage + 1].append(op)
     for op in joint.backward:
         backward[stage_of[place[op]]].append(op)
+    late: list[list[int]] = [[] for _ in ends]
+    needs: list[list[int]] = [[] for _ in ends]
+    lingers: list[dict[int, None]] = [{} for _ in ends]
+    for k, ops in enumerate(backward):
+        for read in _forward_reads(joint, ops):
+            made = stage_of[place[read]]
+            (late if made > k else needs)[k].append(read)
+            if made > k:
+                lingers[made][read] = None
     return [
         Piece(
             forward=tuple(forward[k]),
             backward=tuple(backward[k]),
             enters=tuple(crossing[k]),
             leaves=tuple(crossing[k + 1]),
-            needs=_needs(joint, backward[k]),
+            needs=tuple(dict.fromkeys((*needs[k], *lingers[k]))),
+            late=tuple(late[k]),
+            lingers=tuple(lingers[k]),
         )
         for k in range(len(ends))
     ]
 
 
-def _needs(joint: Joint, backward: list[int]) -> tuple[int, ...]:
+def _forward_reads(joint: Joint, backward: list[int]) -> list[int]:
     reads = dict.fromkeys(read for op in backward for read in joint.ops[op].reads)
-    return tuple(read for read in reads if joint.ops[read].kind == "forward")
+    return [read for read in reads if joint.ops[read].kind == "forward"]
