@@ -22,6 +22,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import elbowroom  # noqa: E402
 from elbowroom.capture import rewrite  # noqa: E402
+from elbowroom.capture.fusion import draws  # noqa: E402
 from elbowroom.errors import BudgetTooSmall, InputError  # noqa: E402
 from elbowroom.execute import rehearsal  # noqa: E402
 from elbowroom.execute.session import Session  # noqa: E402
@@ -505,3 +506,27 @@ def test_a_part_of_a_gradient_is_kept_apart_or_shown(monkeypatch):
             torch.testing.assert_close(parameter.grad, gradient)
         measured = rehearsal.launched(region, region.current, 0, planner.around.late_bytes)
         assert measured.peak_bytes <= predict(joint, region.program, planner.around).peak_bytes + MARGIN
+
+
+def test_random_numbers_drawn_again_are_stored_if_they_are_read_twice():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5), nn.Linear(16, 1))
+    x = torch.randn(256, 16)
+    fitted = elbowroom.fit(model, x, budget="1TiB", loss=lambda y: y.mean(), kernels="inductor", compilations=1)
+    (entry,) = fitted.elbowroom.entries.values()
+    (region,) = entry.regions
+    joint, cones = region.captured.joint, region.captured.cones
+    (mask,) = (op for op in joint.forward if any(map(draws, cones[op][:-1])))
+    (dropped,) = (op for op in joint.forward if mask in joint.ops[op].reads)
+    gradients = []
+    for again in ([], [mask], [mask, dropped]):
+        region.install(make_program(joint, [*again, *joint.backward]))
+        assert list(region.program.replays) == again
+        assert ("force_stride_order" in region.source) == (len(again) == 2)
+        torch.manual_seed(1)
+        fitted.zero_grad()
+        fitted(x).backward()
+        gradients.append([parameter.grad for parameter in fitted.parameters()])
+    for others in gradients[1:]:
+        for first, other in zip(gradients[0], others, strict=True):
+            assert torch.equal(first, other)

@@ -263,10 +263,11 @@ def _backward_graph(
     for i in captured.joint.arriving:
         writer.input(i)
     returned = {i: gradient for i, gradient in enumerate(captured.backward_outputs) if gradient is not None}
-    for instruction in program.backward:
+    readers = _readers(captured, program)
+    for place, instruction in enumerate(program.backward):
         writer.run(instruction)
         if not instruction.accumulates:
-            writer.store(instruction)
+            writer.store(instruction, readers[place])
         value = writer.values[captured.nodes[instruction.op]]
         for i in instruction.accumulates:
             if mode != "return":
@@ -283,6 +284,18 @@ def _backward_graph(
     writer.graph.output(outputs)
     inputs = [node.meta["val"] for node in writer.graph.nodes if node.op == "placeholder"]
     return writer.graph, inputs
+
+
+def _readers(captured: Captured, program: Program) -> list[int]:
+    """For each instruction of the backward, how many others read what it makes."""
+    found = [0] * len(program.backward)
+    latest: dict[int, int] = {}
+    for place, instruction in enumerate(program.backward):
+        for read in captured.joint.ops[instruction.op].reads:
+            if read in latest:
+                found[latest[read]] += 1
+        latest[instruction.op] = place
+    return found
 
 
 class _Graph:
@@ -322,7 +335,7 @@ class _Graph:
             for node in inside:
                 self._inlined.pop(node, None)
 
-    def store(self, instruction: Instruction) -> None:
+    def store(self, instruction: Instruction, readers: int) -> None:
         """Has the compiler store an image that is planned as a value of its own, because it is read more than once.
 
         It might rather compute it inside its readers, keep all that it reads until the last of them, and then store
@@ -331,7 +344,7 @@ class _Graph:
         *inside, root = self.cones[instruction.op]
         if instruction.shows is not None:
             return
-        if APART in root.meta or any(map(draws, inside)):
+        if APART in root.meta or (readers > 1 and any(map(draws, inside))):
             self.values[root] = self._strided(self.values[root], root.meta["val"].stride())
         elif is_fusible(root) and not self.captured.joint.ops[instruction.op].is_view:
             self.values[root] = self._channels_last(self.values[root])
