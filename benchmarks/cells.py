@@ -26,6 +26,7 @@ from threading import Condition
 from typing import Any
 
 import torch
+import torch._inductor.config
 from cases import Case
 from gate import Gate
 from gpu_fit import MIB, NO_LIMIT, Cpu, Gpu, Row, check_models, said
@@ -72,10 +73,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--again", nargs="+", default=[], metavar="HOW", help="of those, measure this kind or row again"
     )
+    parser.add_argument(
+        "--inductor", nargs="+", type=setting, default=[], metavar="NAME=NUMBER", help="settings of Inductor, to try them"
+    )
     parser.add_argument("--tiny", action="store_true", help="small models on the CPU, to try the script")
     parser.add_argument("--show", nargs="+", type=Path, metavar="FILE", help="the table of earlier --json files")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     parser.add_argument("--gate", type=Path, help=argparse.SUPPRESS)
+
+
+def setting(text: str) -> tuple[str, int]:
+    """As `realize_reads_threshold=16`."""
+    name, _, number = text.partition("=")
+    if not hasattr(torch._inductor.config, name):
+        raise argparse.ArgumentTypeError(f"Inductor has no setting {name!r}")
+    return name, int(number)
 
 
 def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace, models: Collection[str]) -> None:
@@ -165,6 +177,8 @@ class Floor:
         command = [sys.executable, self.script, "--cell", json.dumps(asdict(cell)), "--gate", str(self.folder)]
         command += ["--reps", str(self.options.reps), "--compilations", str(self.options.compilations)]
         command += ["--tiny"] if self.options.tiny else []
+        if self.options.inductor:
+            command += ["--inductor", *(f"{name}={number}" for name, number in self.options.inductor)]
         caches = self.folder
         if cell.kind == "alone":  # nor does it find what another has compiled or measured
             caches = Path(tempfile.mkdtemp(dir=self.folder))
@@ -196,6 +210,8 @@ def run_cell(
     gate.enter()
     device = Cpu() if options.tiny else Gpu()
     torch.manual_seed(0)
+    for name, number in options.inductor:
+        setattr(torch._inductor.config, name, number)
     try:
         with torch.device(device.kind):
             case = makers[cell.model]()

@@ -471,6 +471,29 @@ def test_a_model_that_changes_takes_one_step_without_a_trial_and_is_tried_again(
     assert entry.regions[0].programs[entry.regions[0].current][1].fused is not None
 
 
+class ScaledByItself(nn.Module):
+    """Fused kernels round its sum otherwise than tracing did, and what follows is traced anew with the new number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        return self.last(x * x.sum().item()).square().mean()
+
+
+def test_a_step_of_which_a_part_is_traced_anew_is_verified_as_a_fused_one():
+    torch.manual_seed(0)
+    model, x = ScaledByItself(), torch.randn(64, 32)
+    plain = copy.deepcopy(model)
+    fitted = elbowroom.fit(model, x, budget="1GiB", kernels="inductor", loss=lambda loss: loss, verify=True)
+    fitted(x).backward()
+    plain(x).backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+
+
 class Joins(nn.Module):
     """What the first product makes, beside what the others make of it: its gradient waits for theirs."""
 

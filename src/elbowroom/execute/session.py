@@ -163,9 +163,9 @@ class Session:
         return entry
 
     def fuses(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether fused kernels run this shape of input."""
+        """Whether fused kernels run this shape of input, or part of it: no entry is left where some was traced anew."""
         entry = self.entries.get(call_key(self.model, args, kwargs))
-        return entry is not None and bool(entry.regions) and self.settings.kernels == "inductor"
+        return self.settings.kernels == "inductor" and (entry is None or bool(entry.regions))
 
     def _release_others(self, entry: Entry | None) -> None:
         """Recordings hold memory: only that of the shape that runs may."""
