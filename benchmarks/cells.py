@@ -74,7 +74,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--again", nargs="+", default=[], metavar="HOW", help="of those, measure this kind or row again"
     )
     parser.add_argument(
-        "--inductor", nargs="+", type=setting, default=[], metavar="NAME=NUMBER", help="settings of Inductor, to try them"
+        "--inductor",
+        nargs="+",
+        type=setting,
+        default=[],
+        metavar="NAME=NUMBER",
+        help="settings of Inductor, to try them",
     )
     parser.add_argument("--tiny", action="store_true", help="small models on the CPU, to try the script")
     parser.add_argument("--show", nargs="+", type=Path, metavar="FILE", help="the table of earlier --json files")
