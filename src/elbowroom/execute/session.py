@@ -163,7 +163,7 @@ class Session:
         return entry
 
     def fuses(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether fused kernels run this shape of input, or part of it: no entry is left where some was traced anew."""
+        """Whether fused kernels run this shape of input, or some of it: if part is traced anew, no entry is left."""
         entry = self.entries.get(call_key(self.model, args, kwargs))
         return self.settings.kernels == "inductor" and (entry is None or bool(entry.regions))
 
