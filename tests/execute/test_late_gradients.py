@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy  # noqa: E402
 
 import elbowroom  # noqa: E402
 from elbowroom.errors import Unplanned  # noqa: E402
-from fitted import least_budget  # noqa: E402
+from fitted import least_budget, set_gradients, step_peak  # noqa: E402
 
 WIDTH, DEPTH = 64, 6
 
@@ -51,24 +51,6 @@ def entry_of(fitted):
     return entry
 
 
-def gradient_bytes(model: nn.Module) -> int:
-    return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-
-
-def set_gradients(model: nn.Module, *, there: bool) -> None:
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p) if there and p.requires_grad else None
-
-
-def step_peak(fitted, *, kept: bool) -> int:
-    """Above the resident state, which has gradients."""
-    set_gradients(fitted, there=kept)
-    example = batch()
-    with elbowroom.measure("cpu", timeline=False) as measured:
-        fitted(*example).backward()
-    return measured.peak_bytes - (0 if kept else gradient_bytes(fitted))
-
-
 @pytest.mark.parametrize("accumulates", [False, True])
 def test_the_peak_is_predicted_to_the_byte_with_gradients_and_without(accumulates):
     fitted = fitted_tower(accumulates=accumulates)
@@ -77,8 +59,8 @@ def test_the_peak_is_predicted_to_the_byte_with_gradients_and_without(accumulate
     least, plain = least_budget(fitted), entry.plan.peak_bytes
     for share in (0.0, 0.4, 1.0):
         fitted.elbowroom.set_budget(int(least + share * (plain - least)) + 2048)
-        step_peak(fitted, kept=accumulates)  # the first allocates what stays
-        measured = step_peak(fitted, kept=accumulates)
+        step_peak(fitted, batch(), kept=accumulates)  # the first allocates what stays
+        measured = step_peak(fitted, batch(), kept=accumulates)
         assert entry.plan.peak_bytes - entry.plan.resident_bytes == pytest.approx(measured, abs=64)
         assert entry.plan.resident_bytes + measured <= entry.plan.budget_bytes
 
@@ -107,7 +89,7 @@ def test_the_first_step_that_keeps_them_is_planned_again():
     assert before.late_gradients
     assert not after.late_gradients
     assert after.time_s > before.time_s
-    assert after.resident_bytes + step_peak(fitted, kept=True) <= budget
+    assert after.resident_bytes + step_peak(fitted, batch(), kept=True) <= budget
     set_gradients(fitted, there=False)
     for _ in range(3):
         cross_entropy(plain(batch()[0]), batch()[1]).backward()
@@ -168,7 +150,7 @@ def test_fused_kernels_give_them_one_by_one(quick_compiler):
         fitted = fitted_tower(kernels="inductor", accumulates=accumulates)
         plan = entry_of(fitted).plan
         peaks.append(plan.peak_bytes)
-        assert plan.resident_bytes + step_peak(fitted, kept=accumulates) <= plan.peak_bytes + 1024
+        assert plan.resident_bytes + step_peak(fitted, batch(), kept=accumulates) <= plan.peak_bytes + 1024
         set_gradients(fitted, there=False)
         fitted(*batch()).backward()
         gradients.append([p.grad for p in fitted.parameters() if p.requires_grad])
