@@ -326,7 +326,7 @@ def measure_alone(gate: Gate) -> None:
 
     session.measure_region = within(partial(alone, gate), session.measure_region)
     rehearsal.in_a_row = within(gate.alone, rehearsal.in_a_row)
-    rehearsal.apart = within(gate.alone, rehearsal.apart)
+    rehearsal.kernels_and_host = within(gate.alone, rehearsal.kernels_and_host)
     rehearsal.launched = within(memory_handed_back, rehearsal.launched)
     rehearsal.recorded = within(memory_handed_back, rehearsal.recorded)
 

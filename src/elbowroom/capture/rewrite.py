@@ -9,6 +9,7 @@ the rest go, as some losses keep the memory of all their terms.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -28,29 +29,34 @@ aten = torch.ops.aten
 
 def rewrite(graph: fx.Graph) -> list[fx.Node]:
     """Simplify a joint graph in place. Returns the nodes that must run for their effect on an input."""
-    for simplify in (_drop_aliases, _compute_once, _keep_parts_apart, _let_terms_go):
-        simplify(graph)
-        _look_again(graph)
+    _simplify(graph, _drop_aliases, _compute_once, _keep_parts_apart, _let_terms_go)
     _drop_unused_statistics(graph)
     _use_causal_flags(graph)
     effects = _update_in_place(graph)
-    for node in reversed(list(graph.nodes)):
-        if not node.users and node.op == "call_function" and node not in effects:
-            graph.erase_node(node)
+    _drop_unused(graph, effects)
     return effects
 
 
 def rewrite_for_fusion(graph: fx.Graph) -> list[fx.Node]:
     """The same for a graph whose kernels a compiler will write: it needs less help."""
-    for simplify in (_compute_once, multiply_interpolations, partial(_keep_parts_apart, fused=True)):
-        simplify(graph)
-        _look_again(graph)
+    _simplify(graph, _compute_once, multiply_interpolations, partial(_keep_parts_apart, fused=True))
     _use_causal_flags(graph)
     effects = graph.find_nodes(op="call_function", target=aten.copy_.default)
+    _drop_unused(graph, effects)
+    return list(effects)
+
+
+def _simplify(graph: fx.Graph, *steps: Callable[[fx.Graph], None]) -> None:
+    """One after the other, each with views that show what they read."""
+    for step in steps:
+        step(graph)
+        _look_again(graph)
+
+
+def _drop_unused(graph: fx.Graph, effects: Collection[fx.Node]) -> None:
     for node in reversed(list(graph.nodes)):
         if not node.users and node.op == "call_function" and node not in effects:
             graph.erase_node(node)
-    return list(effects)
 
 
 def _look_again(graph: fx.Graph) -> None:

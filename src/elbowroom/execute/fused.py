@@ -28,7 +28,8 @@ from elbowroom.capture.fusion import draws, is_fusible, reads_windows
 from elbowroom.capture.joint_graph import Captured
 from elbowroom.capture.rewrite import APART
 from elbowroom.execute.accumulate import engine_accumulates, is_autograds
-from elbowroom.program import Instruction, Program
+from elbowroom.joint import Joint
+from elbowroom.program import Instruction, Program, reads_of
 
 aten = torch.ops.aten
 
@@ -263,7 +264,7 @@ def _backward_graph(
     for i in captured.joint.arriving:
         writer.input(i)
     returned = {i: gradient for i, gradient in enumerate(captured.backward_outputs) if gradient is not None}
-    readers = _readers(captured, program)
+    readers = _reader_counts(captured.joint, program)
     for place, instruction in enumerate(program.backward):
         writer.run(instruction)
         if not instruction.accumulates:
@@ -286,12 +287,12 @@ def _backward_graph(
     return writer.graph, inputs
 
 
-def _readers(captured: Captured, program: Program) -> list[int]:
+def _reader_counts(joint: Joint, program: Program) -> list[int]:
     """For each instruction of the backward, how many others read what it makes."""
     found = [0] * len(program.backward)
     latest: dict[int, int] = {}
     for place, instruction in enumerate(program.backward):
-        for read in captured.joint.ops[instruction.op].reads:
+        for read in reads_of(joint, instruction):
             if read in latest:
                 found[latest[read]] += 1
         latest[instruction.op] = place

@@ -22,7 +22,7 @@ from elbowroom.execute.fused import Fused
 from elbowroom.execute.recording import LOG, Recording
 from elbowroom.execute.region import Region
 from elbowroom.measuring.memory import garbage_collected, measure
-from elbowroom.measuring.ops import asleep, cuda_seconds, host_seconds, made_up
+from elbowroom.measuring.ops import asleep, cuda_seconds, host_seconds, launch_seconds, made_up
 
 _SAMPLES = 3
 _SAMPLE_S, _MOST_STEPS = 0.5, 8  # how many steps make a sample
@@ -55,7 +55,7 @@ def launched(region: Region, number: int, between_bytes: int, late_bytes: int = 
         else:
             peak, time = _peak_during(partial(in_a_row, step), device)
         is_replayable = device.type == "cuda" and fused is not None
-        kernels, host = apart(step) if is_replayable else (time, 0.0)
+        kernels, host = kernels_and_host(step) if is_replayable else (time, 0.0)
         return Trial(max(peak - late_bytes, between_bytes), time, kernels, host)
 
 
@@ -149,20 +149,14 @@ def in_a_row(step: Callable[[], None]) -> float:
     return statistics.median(cuda_seconds(step, steps) / steps for _ in range(_SAMPLES))
 
 
-def apart(step: Callable[[], None]) -> tuple[float, float]:
+def kernels_and_host(step: Callable[[], None]) -> tuple[float, float]:
     """What a step's kernels take, in line while the GPU is still busy with something else, and what the host takes.
 
     A GPU takes a thousand or so ahead, then the host waits. If they are more, nothing is learned of the kernels: 0.
     """
-    host_s = statistics.median(_host_alone(step) for _ in range(_SAMPLES))
+    host_s = statistics.median(launch_seconds(step) for _ in range(_SAMPLES))
     samples = [_behind_sleep(step, 1.5 * host_s) for _ in range(_SAMPLES)]
     return (statistics.median(samples) if all(samples) else 0.0), host_s
-
-
-def _host_alone(step: Callable[[], None]) -> float:
-    seconds = host_seconds(step)
-    torch.cuda.synchronize()
-    return seconds
 
 
 def _behind_sleep(step: Callable[[], None], sleep_s: float) -> float:

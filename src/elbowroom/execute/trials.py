@@ -77,10 +77,11 @@ class Tried:
         """Whether its kernels wait for the host, or would in training."""
         if self.recorded:
             return False
+        if self.time_s > _WAITS * self.kernels_s > 0:
+            return True
         # A host that was disturbed makes the step look long, and itself look fast.
         kernels_s = self.kernels_s or min(self.time_s, _predicted_s(self.planned))
-        waited = self.kernels_s and self.time_s > _WAITS * kernels_s
-        return bool(waited) or _IN_TRAINING * self.host_s > kernels_s
+        return _IN_TRAINING * self.host_s > kernels_s
 
     @property
     def host_s(self) -> float:

@@ -164,9 +164,15 @@ def _measure_cuda_op(
 
 def _asleep_while_launching(call: Callable[[], Any], repeats: int) -> Callable[[], None] | None:
     """For as long as the host needs to launch them; not if it is so slow that it must have waited."""
+    seconds = launch_seconds(call, repeats)
+    return asleep(1.5 * seconds) if seconds < _LONG_S else None
+
+
+def launch_seconds(call: Callable[[], Any], repeats: int = 1) -> float:
+    """For how long the host is busy with them; afterwards the GPU has run them, too."""
     seconds = host_seconds(call, repeats)
     torch.cuda.synchronize()
-    return asleep(1.5 * seconds) if seconds < _LONG_S else None
+    return seconds
 
 
 def host_seconds(call: Callable[[], Any], repeats: int = 1) -> float:

@@ -82,10 +82,10 @@ def stage(joint: Joint, pieces: Sequence[Piece], most_ways: int = MOST_WAYS) -> 
 
 
 def backward_order(joint: Joint, piece: Piece, have: set[int]) -> list[int]:
-    """A stage's backward operators, each preceded by the forward ones it misses. Adds what it runs to `have`.
+    """A stage's backward operators, each preceded by the forward ones it misses. Adds what there is then to `have`.
 
     What it reads of later stages is there since their backward: two towers meet in a loss, and the gradient of the
-    first needs the output of the second.
+    first needs the output of the second. What earlier stages will read of it is made last, if it was not needed.
     """
     order = []
     have.update(piece.late)
@@ -94,7 +94,9 @@ def backward_order(joint: Joint, piece: Piece, have: set[int]) -> list[int]:
         order.extend(again)
         have.update(again)
         order.append(op)
-    return [*order, *recomputed(joint, list(piece.lingers), have)]
+    lingering = recomputed(joint, list(piece.lingers), have)
+    have.update(lingering)
+    return [*order, *lingering]
 
 
 def _gradients_crossing(joint: Joint, pieces: Sequence[Piece]) -> list[tuple[int, ...]]:

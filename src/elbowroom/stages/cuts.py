@@ -234,9 +234,11 @@ def _pieces(joint: Joint, place: dict[int, int], spans: dict[int, tuple[int, int
     for k, ops in enumerate(backward):
         for read in _forward_reads(joint, ops):
             made = stage_of[place[read]]
-            (late if made > k else needs)[k].append(read)
             if made > k:
+                late[k].append(read)
                 lingers[made][read] = None
+            else:
+                needs[k].append(read)
     return [
         Piece(
             forward=tuple(forward[k]),
