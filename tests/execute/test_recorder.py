@@ -1,7 +1,7 @@
 """When a recording may be replayed, and what happens when it may not: on the CPU, with a recording made of launches.
 
 It behaves as CUDA graphs do: parameters are read where they were, one forward's values are there at a time and are
-gone after its backward, gradients go to fixed buffers.
+gone after its backward, gradients are left in one place, and are gone with the next forward unless they were given.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import elbowroom  # noqa: E402
-from elbowroom.execute import recorder, rehearsal  # noqa: E402
+from elbowroom.execute import recorder  # noqa: E402
 from steps import STEPS, accumulation, descent, zero  # noqa: E402
 
 pytestmark = [
@@ -42,11 +42,15 @@ class Recording:
 
     made = 0
 
-    def __init__(self, fused, arguments, buffers, mode):
-        assert mode in fused.has_run
+    def __init__(self, fused, arguments, gradients):
+        self.mode = "return" if gradients is None else "add"
+        assert self.mode in fused.has_run
         Recording.made += 1
-        self.fused, self.buffers, self.mode = fused, buffers, mode
         joint = fused.captured.joint
+        self.fused, self.gradients = fused, gradients
+        if gradients is None:
+            places = {i: place for place, i in enumerate(joint.inputs)}
+            self.gradients = [torch.empty_like(arguments[places[i]]).detach() for i in fused.parameters]
         self.fixed = fused.fixed
         self.places = [place for place, i in enumerate(joint.inputs) if i in self.fixed]
         self.parameters = {place: arguments[place] for place in self.places}
@@ -57,6 +61,9 @@ class Recording:
         return all(arguments[place].data_ptr() == address for place, address in self.addresses.items())
 
     def forward(self, arguments):
+        if self.mode == "return":
+            for gradient in self.gradients:
+                gradient.fill_(torch.nan)
         given = [self.parameters.get(place, value) for place, value in enumerate(arguments)]
         outputs = self.fused.forward(given)
         count = len(self.fused.captured.forward_outputs)
@@ -65,7 +72,14 @@ class Recording:
 
     def backward(self, arriving):
         values, self.values = self.values, None
-        return self.fused.run_backward([*values, *arriving], self.buffers, self.mode)
+        given = self.gradients if self.mode == "add" else []
+        returned = self.fused.run_backward([*values, *arriving], given, self.mode)
+        if self.mode == "return":
+            for made, gradient in zip(
+                self.fused.take_gradients(returned, self.gradients), self.gradients, strict=True
+            ):
+                gradient.copy_(made)
+        return returned
 
     def handed(self, inputs):
         given = iter(inputs)
@@ -80,9 +94,7 @@ def fitted():
     batch = torch.randn(32, 16), torch.randint(4, (32,))
     model = elbowroom.fit(Net(), *batch, budget="1GiB", kernels="inductor", times="estimate")
     (entry,) = model.elbowroom.entries.values()
-    fused, inputs = entry.regions[0].programs[-1][1].fused, rehearsal._inputs(entry.regions[0])
-    with rehearsal._quietly():  # the backward that recordings need, as a trial of one runs it
-        rehearsal._fused_step(fused, inputs, fused.gradient_buffers(inputs))()
+    assert "return" in entry.regions[0].programs[-1][1].fused.has_run  # in its trial
     state = {name: value.clone() for name, value in model.state_dict().items()}
     yield model, batch, state
     torch._dynamo.reset()
@@ -173,10 +185,26 @@ def test_gradients_that_are_there_are_used_and_not_doubled(fitted, use):
     places = {parameter.grad.data_ptr() for parameter in model.parameters()}
     for _ in range(3):
         model(*batch).backward()
-    assert {buffer.data_ptr() for buffer in serving.recording.buffers} == places
+    assert {gradient.data_ptr() for gradient in serving.recording.gradients} == places
     assert {parameter.grad.data_ptr() for parameter in model.parameters()} == places
     serving.release()
     assert not serving._buffers
+
+
+def test_gradients_that_somebody_keeps_are_not_overwritten(fitted, use):
+    model, batch, _ = fitted
+    serving = use(recorded=True)
+    kept, before = [], []
+    for _ in range(4):
+        model(*batch).backward()
+        kept.append([parameter.grad for parameter in model.parameters()])
+        before.append([gradient.clone() for gradient in kept[-1]])
+        zero(model)
+    for gradients, copies in zip(kept, before, strict=True):
+        for gradient, copy in zip(gradients, copies, strict=True):
+            assert torch.equal(gradient, copy)
+    assert serving.recording is None
+    assert not serving._moves_left
 
 
 def test_memory_is_not_given_up_while_a_backward_needs_it(fitted, use):

@@ -200,26 +200,25 @@ def test_the_fastest_that_fits_serves_even_if_it_needs_less(loop):
 
 
 @pytest.mark.parametrize(
-    ("kernels_s", "recorded", "pool", "late", "ways"),
+    ("kernels_s", "recorded", "pool", "free", "ways"),
     [
         (0.5, False, 70, 0, [False, True]),  # kernels wait for the host
         (0.99, False, 70, 0, [False]),  # they do not
         (0.5, False, None, 0, [False]),  # it cannot be recorded
         (0.5, True, 70, 0, [True]),  # a recording is what is wanted
         (0.5, True, None, 0, [False]),
-        (0.5, False, 70, 70, [False, True]),  # gradients and what is saved fit together
-        (0.5, False, 70, 71, [False]),  # they do not, and a recording has both at once
+        (0.5, False, 70, 80, [False, True]),  # what is saved fits beside what happens between steps
+        (0.5, False, 70, 81, [False]),  # it does not, and a recording has both at once
     ],
 )
-def test_what_is_tried_of_a_program(monkeypatch, kernels_s, recorded, pool, late, ways):
+def test_what_is_tried_of_a_program(monkeypatch, kernels_s, recorded, pool, free, ways):
     monkeypatch.setattr(trials, "recordable", lambda captured: True)
     monkeypatch.setattr(rehearsal, "launched", lambda *args: Trial(60, 1.0, kernels_s))
     monkeypatch.setattr(rehearsal, "recorded", lambda *args: None if pool is None else Trial(pool, 0.6))
     plan = planned(60)
     plan.prediction.between_bytes = 20
-    around = SimpleNamespace(late_bytes=late, outside_bytes=0)
-    region = Region()
-    found = Trials([region], [SimpleNamespace(around=around)], left_free=10)._try([plan], 100, recorded=recorded)
+    planner = SimpleNamespace(around=SimpleNamespace(late_bytes=0, outside_bytes=0))
+    found = Trials([Region()], [planner], left_free=free)._try([plan], 100, recorded=recorded)
     assert [tried.recorded for tried in found] == ways
     assert [tried.peak_bytes for tried in found] == [70 if way else 60 for way in ways]
 
@@ -229,9 +228,9 @@ RECORDED = 1.5  # times faster than launched
 
 @pytest.fixture
 def recording(monkeypatch):
-    """Trials of programs whose kernels wait; a recording has `late` bytes of gradients more. `works` or fails."""
+    """Trials of programs whose kernels wait; a recording must leave bytes `free` between steps. `works` or fails."""
 
-    def make(late, *, works=True):
+    def make(free, *, works=True):
         seen = []
 
         def launched(region, number, *args):
@@ -240,13 +239,13 @@ def recording(monkeypatch):
 
         def recorded(region, number, *args):
             seen.append((number, True))
-            return Trial(number + late, time_for(number) / RECORDED) if works else None
+            return Trial(number + free, time_for(number) / RECORDED) if works else None
 
         monkeypatch.setattr(trials, "recordable", lambda captured: True)
         monkeypatch.setattr(rehearsal, "launched", launched)
         monkeypatch.setattr(rehearsal, "recorded", recorded)
-        planner = SimpleNamespace(least=planned(LEAST), around=SimpleNamespace(late_bytes=late, outside_bytes=0))
-        found = Trials([Region()], [planner], left_free=0)
+        planner = SimpleNamespace(least=planned(LEAST), around=SimpleNamespace(late_bytes=0, outside_bytes=0))
+        found = Trials([Region()], [planner], left_free=free)
         found.seen = seen
         return found
 
@@ -255,19 +254,19 @@ def recording(monkeypatch):
 
 
 def test_a_first_plan_leaves_what_a_recording_needs_if_that_is_little(recording):
-    found = recording(late=3)
+    found = recording(free=3)
     assert best(found, 60).recorded
     assert found.seen == [(57, False), (57, True)]
 
 
 def test_a_recording_that_cannot_fit_is_not_tried_but_a_lower_plan_for_one_is(recording):
-    found = recording(late=10)
+    found = recording(free=10)
     assert best(found, 60).recorded
     assert found.seen == [(60, False), (50, True)]
 
 
 def test_what_cannot_be_recorded_is_tried_once(recording):
-    found = recording(late=3, works=False)
+    found = recording(free=3, works=False)
     assert not best(found, 60).recorded
     assert [number for number, recorded in found.seen if recorded] == [57]
 

@@ -101,17 +101,29 @@ def test_what_a_recording_takes_is_shown_as_allocated(subject):
     torch._C._cuda_clearCublasWorkspaces()  # recording clears them
     before = torch.cuda.memory_allocated()
     subject.model(*subject.batch).backward()
-    zero(subject.model)
     recording = subject.recorder.recording
-    gradients = sum(buffer.untyped_storage().nbytes() for buffer in recording.buffers)
     assert recording._held
-    taken = torch.cuda.memory_allocated() - before
-    assert taken >= 0.98 * recording.bytes
-    assert taken <= 1.02 * recording.bytes + gradients + 2**20
+    assert before + 0.98 * recording.bytes <= torch.cuda.memory_allocated() <= before + 1.02 * recording.bytes + 2**20
+    # Gradients are what is left of it when it goes.
+    gradients = sum(gradient.untyped_storage().nbytes() for gradient in recording.gradients)
     del recording
     subject.region.release()
     gc.collect()
-    assert torch.cuda.memory_allocated() <= before + gradients + 2**20
+    assert before + gradients <= torch.cuda.memory_allocated() <= before + gradients + 2**20
+    zero(subject.model)
+    assert torch.cuda.memory_allocated() <= before + 2**20
+
+
+def test_gradients_use_what_activations_leave(subject):
+    """Made in the pool, they take no memory of their own: all the batch's values are larger than all of them."""
+    subject.use(recorded=True)
+    subject.model(*subject.batch).backward()
+    made_inside = subject.recorder.recording.bytes
+    subject.model(*subject.batch).backward()  # launched, its backward has not run yet
+    subject.model(*subject.batch).backward()
+    assert subject.recorder.recording.mode == "add"
+    gradients = sum(gradient.untyped_storage().nbytes() for gradient in subject.recorder.recording.gradients)
+    assert made_inside < subject.recorder.recording.bytes + 0.5 * gradients
 
 
 def test_the_allocators_settings_are_left_as_they_were(subject):

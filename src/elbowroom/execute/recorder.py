@@ -1,8 +1,9 @@
 """Decides, step by step, whether a recording may be replayed, and launches the program where it may not.
 
-A recording holds the values of one forward at a time, reads parameters at fixed addresses and writes gradients at
-fixed addresses. So it serves the ordinary step, in which one backward follows one forward, and nothing else that
-PyTorch allows: those steps are launched, with the same results.
+A recording holds the values of one forward at a time, reads parameters at fixed addresses and leaves gradients at
+fixed addresses, where its next forward needs the memory. So it serves the ordinary step, which begins without
+gradients and in which one backward follows one forward; or one that adds to gradients that stay; and nothing else
+that PyTorch allows: those steps are launched, with the same results.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ import torch
 from elbowroom.execute.accumulate import engine_accumulates, is_autograds
 from elbowroom.execute.fused import Fused, Mode
 from elbowroom.execute.recording import LOG, Recording
-from elbowroom.execute.tickets import Tickets, holders
+from elbowroom.execute.tickets import ALONE, Tickets, holders
 
-_MOVES = 2  # recordings made again because parameters were elsewhere; after that they are expected to move on
+_MOVES = 2  # recordings made again because parameters were elsewhere, or gradients kept: after that it is expected
 _PATIENCE = 8  # steps launched before a recording that was given up is made again: it takes as long as some of them
-_ALONE = 2  # holders of a storage that one tensor has: the tensor, and who asks
 
 
 class Recorder:
@@ -28,8 +28,8 @@ class Recorder:
     def __init__(self, fused: Fused) -> None:
         self.fused = fused
         self.recording: Recording | None = None
-        self._mode: Mode = "write"
-        self._buffers: list[torch.Tensor] = []  # for gradients
+        self._mode: Mode = "return"
+        self._buffers: list[torch.Tensor] = []  # gradients to add to
         self._runs = 0
         self._tickets = Tickets()
         self._moves_left = _MOVES
@@ -70,13 +70,13 @@ class Recorder:
         if any(map(is_autograds, parameters)):
             self.release()
             return None
-        recording = self.recording
-        if recording is not None and not recording.reads(arguments):
-            self._moves_left -= 1
-            self.recording = recording = None
-        if self._mode == "write" and any(parameter.grad is not None for parameter in parameters):
+        if self._mode == "return" and any(parameter.grad is not None for parameter in parameters):
             # Gradients are there already, to be added to: that takes another backward.
             self._mode = "add"
+            self.recording = None
+        recording = self.recording
+        if recording is not None and not (recording.reads(arguments) and self._may_forget(recording)):
+            self._moves_left -= 1
             self.recording = recording = None
         if recording is None and self._to_wait:
             self._to_wait -= 1
@@ -84,10 +84,15 @@ class Recorder:
             self.recording = recording = self._record(arguments, parameters)
         return recording
 
+    def _may_forget(self, recording: Recording) -> bool:
+        """Whether nobody looks at gradients of an earlier step, where the next forward needs the memory."""
+        return recording.mode == "add" or all(_held(gradient) == ALONE for gradient in recording.gradients)
+
     def _record(self, arguments: Sequence[Any], parameters: Sequence[torch.Tensor]) -> Recording | None:
-        self._buffers = self._buffers or [_buffer(parameter) for parameter in parameters]
+        if self._mode == "add" and not self._buffers:
+            self._buffers = [_buffer(parameter) for parameter in parameters]
         try:
-            return Recording(self.fused, arguments, self._buffers, self._mode)
+            return Recording(self.fused, arguments, self._buffers if self._mode == "add" else None)
         except Exception as failure:  # something that no recording can hold; launching goes on working
             LOG.info("not recorded: %s", failure)
             self._moves_left, self._buffers = 0, []
@@ -106,7 +111,7 @@ class Recorder:
         arguments.clear()
         parameters = [handed[place] for place in self._trained]
         again = torch._C._autograd._get_current_graph_task_keep_graph()  # type: ignore[attr-defined]
-        if again or not self._may_write(parameters):
+        if again or not self._may_replay(recording, parameters):
             # Launched on the recorded values, with memory of its own: rare enough to take more than was planned.
             gradients = self.fused.backward([*recording.handed(handed), *arriving])
             if not again:
@@ -117,42 +122,40 @@ class Recorder:
         self._tickets.collect(run)
         return self._replay(recording, parameters, arriving)
 
-    def _may_write(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """Whether gradients go to `.grad`, and nobody looks at what the buffers still hold of an earlier step."""
+    def _may_replay(self, recording: Recording, parameters: Sequence[torch.Tensor]) -> bool:
+        """Whether gradients go to `.grad`, and nobody else looks at those that are added to."""
         if not engine_accumulates() or any(map(is_autograds, parameters)):
             return False
-        return all(
-            holders(buffer.untyped_storage()) == _ALONE + self._is_ours(buffer, parameter)
-            for buffer, parameter in zip(self._buffers, parameters, strict=True)
-        )
+        pairs = zip(recording.gradients, parameters, strict=True)
+        return recording.mode == "return" or all(_held(g) == ALONE + _is_gradient(g, p) for g, p in pairs)
 
     def _replay(
         self, recording: Recording, parameters: Sequence[torch.Tensor], arriving: Sequence[torch.Tensor]
     ) -> list[Any]:
-        ours = [self._is_ours(buffer, parameter) for buffer, parameter in zip(self._buffers, parameters, strict=True)]
-        earlier: dict[int, torch.Tensor] = {}
-        if recording.mode == "write":
-            earlier = {n: buffer.clone() for n, buffer in enumerate(self._buffers) if ours[n]}
-        elif not all(ours):
-            torch._foreach_zero_([buffer for buffer, mine in zip(self._buffers, ours, strict=True) if not mine])
+        pairs = list(zip(recording.gradients, parameters, strict=True))
+        new = [gradient for gradient, parameter in pairs if not _is_gradient(gradient, parameter)]
+        if new and recording.mode == "add":
+            torch._foreach_zero_(new)
         returned = recording.backward(arriving)
-        for n, (buffer, parameter) in enumerate(zip(self._buffers, parameters, strict=True)):
-            if n in earlier:
-                buffer.add_(earlier[n])
-            elif parameter.grad is None:
-                parameter.grad = buffer.detach()
-            elif not ours[n]:
-                parameter.grad.add_(buffer)
+        for gradient, parameter in pairs:
+            if parameter.grad is None:
+                parameter.grad = gradient.detach()
+            elif not _is_gradient(gradient, parameter):
+                parameter.grad.add_(gradient)
         return returned
 
-    @staticmethod
-    def _is_ours(buffer: torch.Tensor, parameter: torch.Tensor) -> bool:
-        return parameter.grad is not None and parameter.grad.data_ptr() == buffer.data_ptr()
+
+def _held(gradient: torch.Tensor) -> int:
+    return holders(gradient.untyped_storage())
+
+
+def _is_gradient(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
+    return parameter.grad is not None and parameter.grad.data_ptr() == gradient.data_ptr()
 
 
 def _buffer(parameter: torch.Tensor) -> torch.Tensor:
     """Memory for a gradient: that of the one that is there, if nobody else holds it."""
     gradient = parameter.grad
-    if gradient is None or gradient.stride() != parameter.stride() or holders(gradient.untyped_storage()) > _ALONE:
+    if gradient is None or gradient.stride() != parameter.stride() or _held(gradient) > ALONE:
         return torch.empty_like(parameter).detach()
     return gradient.detach()

@@ -5,8 +5,9 @@ Its memory is one pool in which every value has a fixed address: what the progra
 computes later, just as when it was launched, so the pool is as large as the program's peak. It belongs to the
 recording between steps, too, and is shown as allocated to whoever asks PyTorch.
 
-Parameters and buffers are read where they are. A batch is copied into the pool, results are copied out of it, and
-gradients are written to buffers that are handed out as `.grad` again and again.
+Parameters and buffers are read where they are. A batch is copied into the pool and results are copied out of it.
+Gradients are added where they are, or made in the pool and handed out as they lie there: the next forward needs their
+memory, and whoever replays it sees to it that nobody holds them.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ def recordable(captured: Captured) -> bool:
 
 
 class Recording:
-    """The two graphs, and where in the pool they expect and leave values. `buffers` take the gradients."""
+    """The two graphs, and where in the pool they expect and leave values; `gradients` lie in it, or were given."""
 
-    def __init__(self, fused: Fused, arguments: Sequence[Any], buffers: list[torch.Tensor], mode: Mode) -> None:
+    def __init__(self, fused: Fused, arguments: Sequence[Any], gradients: list[torch.Tensor] | None) -> None:
         """Records a program that has run before in this mode: nothing may be compiled or tuned meanwhile."""
         self.fused = fused
-        self.buffers = buffers
-        self.mode = mode
+        self.mode: Mode = "return" if gradients is None else "add"
+        self.gradients = gradients or []
         joint = fused.captured.joint
         self._fixed = [place for place, i in enumerate(joint.inputs) if i in fused.fixed]
         self._copied = [place for place, i in enumerate(joint.inputs) if i not in fused.fixed]
@@ -72,7 +73,7 @@ class Recording:
         return [None if value is None else value.clone() for value in self._results]
 
     def backward(self, arriving: Sequence[torch.Tensor]) -> list[Any]:
-        """Adds to the buffers, or overwrites them, as it was recorded."""
+        """Adds to the gradients, or makes them, as it was recorded."""
         for value, given in zip(self._arriving, arriving, strict=True):
             value.copy_(given)
         self._backward.replay()
@@ -85,6 +86,7 @@ class Recording:
 
     def _record(self, arguments: list[Any]) -> None:
         captured, nodes = self.fused.captured, self.fused.captured.nodes
+        parameters = [arguments[captured.joint.inputs.index(i)] for i in self.fused.parameters]
         with self._recording(self._forward):
             for place in self._copied:
                 arguments[place] = made_real(nodes[captured.joint.inputs[place]].meta["val"])
@@ -101,7 +103,9 @@ class Recording:
             self._arriving = [_alias(value) for value in arriving]
             handed += arriving
             del arriving
-            returned = self.fused.run_backward(handed, self.buffers, self.mode)
+            returned = self.fused.run_backward(handed, self.gradients, self.mode)
+            if self.mode == "return":
+                self.gradients = self.fused.take_gradients(returned, parameters)
         self._returned = [None if value is None else _alias(value) for value in returned]
 
     @contextmanager

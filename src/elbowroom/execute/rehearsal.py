@@ -59,23 +59,25 @@ def launched(region: Region, number: int, between_bytes: int, late_bytes: int = 
         return Trial(max(peak - late_bytes, between_bytes), time, kernels, host)
 
 
-def recorded(region: Region, number: int, between_bytes: int, outside_bytes: int) -> Trial | None:
+def recorded(
+    region: Region, number: int, between_bytes: int, outside_bytes: int, late_bytes: int = 0
+) -> Trial | None:
     """The same as CUDA graphs, if that can be; `outside_bytes` are needed while the recording holds its memory.
 
-    It has memory for gradients all the time. Now and then it will be launched, with these there: that must fit, too.
+    Gradients that come late lie in it. Now and then the program will be launched: that must fit, too.
     """
     with _quietly():
         fused, inputs = region.programs[number][1].fused, _inputs(region)
         try:
-            buffers = fused.gradient_buffers(inputs)
-            launch = _fused_step(fused, inputs, buffers)
+            gradients = None if late_bytes else fused.gradient_buffers(inputs)
+            launch = _fused_step(fused, inputs, gradients)
             launch()
             peak, _ = _peak_during(launch, region.captured.device)
-            pool, time = _recorded(fused, inputs, buffers)
+            pool, time = _recorded(fused, inputs, gradients)
         except Exception as failure:  # what cannot be recorded is launched
             LOG.info("not recorded: %s", failure)
             return None
-        return Trial(max(peak, between_bytes, pool + outside_bytes), time)
+        return Trial(max(peak - late_bytes, between_bytes, pool + outside_bytes - late_bytes), time)
 
 
 def _step(region: Region, number: int, *, keeps: bool) -> Callable[[], None]:
@@ -91,9 +93,9 @@ def _step(region: Region, number: int, *, keeps: bool) -> Callable[[], None]:
     return partial(_run, region.captured, ready.forward, backward, inputs)
 
 
-def _fused_step(fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor] | None) -> Callable[[], None]:
-    """Gradients go into buffers of our own, if there are any."""
-    backward = partial(fused.run_backward, buffers=buffers or [], mode="return" if buffers is None else "write")
+def _fused_step(fused: Fused, inputs: Sequence[Any], gradients: list[torch.Tensor] | None) -> Callable[[], None]:
+    """Adds to gradients of our own, if there are any."""
+    backward = partial(fused.run_backward, buffers=gradients or [], mode="return" if gradients is None else "add")
     return partial(_run, fused.captured, fused.forward, backward, inputs)
 
 
@@ -113,8 +115,8 @@ def _run(
     del results
 
 
-def _recorded(fused: Fused, inputs: Sequence[Any], buffers: list[torch.Tensor]) -> tuple[int, float]:
-    recording = Recording(fused, inputs, buffers, "write")
+def _recorded(fused: Fused, inputs: Sequence[Any], gradients: list[torch.Tensor] | None) -> tuple[int, float]:
+    recording = Recording(fused, inputs, gradients)
     arriving = _arriving(fused.captured)
 
     def step() -> None:

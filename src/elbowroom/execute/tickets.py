@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+ALONE = 2  # holders of a storage that one tensor has: the tensor, and who asks
+
 
 class Tickets:
     """Issued tickets, by number."""

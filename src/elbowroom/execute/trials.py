@@ -185,8 +185,8 @@ class Trials:
 
     @property
     def _held(self) -> int:
-        """What a recording needs and a launch does not: room for all gradients from the start, and some besides."""
-        return self.planners[0].around.late_bytes + (self.left_free or 0)
+        """What a recording needs and a launch does not: room for what happens between steps."""
+        return self.left_free or 0
 
     @property
     def least_bytes(self) -> int:
@@ -222,8 +222,10 @@ class Trials:
         between_bytes = plan.prediction.between_bytes
         if not self._records or between_bytes + self._held > room:
             return []
-        outside_bytes = self.planners[0].around.outside_bytes + (self.left_free or 0)
-        trial = rehearsal.recorded(region, region.add(plan.program), between_bytes, outside_bytes)
+        around = self.planners[0].around
+        outside_bytes = around.outside_bytes + self._held
+        number = region.add(plan.program)
+        trial = rehearsal.recorded(region, number, between_bytes, outside_bytes, around.late_bytes)
         if trial is None:
             self.left_free = None
             return []
