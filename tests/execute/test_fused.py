@@ -9,6 +9,7 @@ import copy
 import gc
 import shutil
 import warnings
+import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -565,14 +566,33 @@ class Shared(nn.Module):
         return ((self.one + self.two) * x).sin() + self.last
 
 
-def test_every_gradient_has_memory_of_its_own():
-    model, x, arriving = Shared(), torch.randn(8, 16), torch.randn(8, 16)
-    fitted = elbowroom.fit(model, x, budget="1GiB", kernels="inductor", times="estimate")
+@pytest.fixture(scope="module", params=["torch", "inductor"])
+def shared(request):
+    x = torch.randn(8, 16)
+    return elbowroom.fit(Shared(), x, budget="1GiB", kernels=request.param, times="estimate"), x
+
+
+def test_every_gradient_has_memory_of_its_own(shared):
+    (fitted, x), arriving = shared, torch.randn(8, 16)
     for _ in range(2):
-        fitted(x).backward(arriving)
         fitted.zero_grad()
-    fitted(x).backward(arriving)
-    places = {parameter.grad.data_ptr() for parameter in model.parameters()}
-    assert len(places | {arriving.data_ptr()}) == 4
-    assert torch.equal(model.one.grad, model.two.grad)
-    assert torch.equal(model.last.grad, arriving)
+        fitted(x).backward(arriving)
+    one, two, last = (parameter.grad for parameter in fitted.parameters())
+    assert len({tensor.data_ptr() for tensor in (one, two, last, arriving)}) == 4
+    assert torch.equal(one, two)
+    assert torch.equal(last, arriving)
+
+
+def test_gradients_set_to_none_are_gone_at_once(shared):
+    """The next step uses their memory: nothing may hold them until garbage is collected."""
+    fitted, x = shared
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):
+            fitted(x).sum().backward()
+            left = [weakref.ref(parameter.grad) for parameter in fitted.parameters()]
+            fitted.zero_grad()
+            assert [gradient() for gradient in left] == [None] * 3
+    finally:
+        gc.enable()

@@ -100,6 +100,7 @@ def engine_accumulates() -> bool:
     here = threading.get_ident()
     frames = sys._current_frames()
     starts = _starts(frames[here]) or [start for frame in frames.values() for start in _starts(frame)]
+    frames.clear()  # it holds this very frame, and with it those of all callers and what is in them, until collected
     return bool(starts) and all(starts)
 
 

@@ -25,6 +25,8 @@ from elbowroom.execute.fused import Fused, Mode
 
 LOG = logging.getLogger("elbowroom")
 
+_SMALL = 2**20  # bytes: PyTorch's allocator has segments of their own for what is no larger
+
 
 def recordable(captured: Captured) -> bool:
     """Whether everything that changes from step to step can be copied in and out."""
@@ -121,17 +123,20 @@ class Recording:
     def _hold(self) -> list[torch.Tensor]:
         """Tensors that fill the pool. Nobody reads them; PyTorch's figures then say what the recording takes.
 
-        Only while segments are expandable does the allocator look into those that are; else it would ask for more.
+        But for small gaps in large segments, between gradients: no tensor can be had there. Only while segments are
+        expandable does the allocator look into those that are; else it would ask for more.
         """
         before = _pool_bytes(self._pool)
-        held = []
+        sizes = []
+        for segment in _segments(self._pool):
+            gaps = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
+            if segment["segment_type"] == "small":
+                sizes += [min(_SMALL, gap - start) for gap in gaps for start in range(0, gap, _SMALL)]
+            else:
+                sizes += [gap for gap in gaps if gap > _SMALL]
         with torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(SimpleNamespace(id=self._pool)):  # type: ignore[arg-type]
-            for segment in _segments(self._pool):
-                most = 2**20 if segment["segment_type"] == "small" else segment["total_size"]
-                for block in segment["blocks"]:
-                    size = block["size"] if block["state"] == "inactive" else 0
-                    pieces = [min(most, size - start) for start in range(0, size, most)]
-                    held += [torch.empty(piece, dtype=torch.uint8, device=self._stream.device) for piece in pieces]
+            device = self._stream.device
+            held = [torch.empty(size, dtype=torch.uint8, device=device) for size in sorted(sizes, reverse=True)]
         return held if _pool_bytes(self._pool) == before else []
 
 
