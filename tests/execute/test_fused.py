@@ -25,7 +25,7 @@ import elbowroom  # noqa: E402
 from elbowroom.capture import rewrite  # noqa: E402
 from elbowroom.capture.fusion import draws  # noqa: E402
 from elbowroom.errors import BudgetTooSmall, InputError  # noqa: E402
-from elbowroom.execute import rehearsal  # noqa: E402
+from elbowroom.execute import recording, rehearsal  # noqa: E402
 from elbowroom.execute.session import Session  # noqa: E402
 from elbowroom.execute.trials import Trials  # noqa: E402
 from elbowroom.program import make_program, predict  # noqa: E402
@@ -596,3 +596,27 @@ def test_gradients_set_to_none_are_gone_at_once(shared):
             assert [gradient() for gradient in left] == [None] * 3
     finally:
         gc.enable()
+
+
+def test_little_gradients_of_a_step_that_may_be_recorded_are_not_late(monkeypatch):
+    """They get a place of their own, unless the budget becomes so small that they are no longer little."""
+    monkeypatch.setattr(recording, "recordable", lambda captured: True)
+    torch._dynamo.reset()
+    model, batch = Cnn(16, layers=8), (torch.randn(8, 16, 8, 8), torch.randint(10, (8,)))
+    fitted = elbowroom.fit(model, *batch, budget="1GiB", kernels="inductor", times="estimate")
+    (entry,) = fitted.elbowroom.entries.values()
+    assert not entry.late
+    assert not entry.plan.late_gradients
+    fitted(*batch).backward()
+    fused = entry.regions[0].programs[entry.regions[0].current][1].fused
+    assert fused.has_run == {"write"}
+    room = 19 * sum(p.numel() * p.element_size() for p in model.parameters())
+    fitted.zero_grad()
+    fitted.elbowroom.set_budget(entry.plan.resident_bytes + room)
+    assert entry.plan.late_gradients
+    assert len(entry.late) == len(list(model.parameters()))
+    with pytest.raises(BudgetTooSmall):
+        fitted.elbowroom.set_budget(entry.plan.resident_bytes + 1)
+    assert entry.late
+    fitted.elbowroom.set_budget("1GiB")
+    assert not entry.late

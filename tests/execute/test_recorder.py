@@ -1,7 +1,7 @@
 """When a recording may be replayed, and what happens when it may not: on the CPU, with a recording made of launches.
 
 It behaves as CUDA graphs do: parameters are read where they were, one forward's values are there at a time and are
-gone after its backward, gradients are left in one place, and are gone with the next forward unless they were given.
+gone after its backward, gradients go to given tensors, or to one place, and are gone with the next forward.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import elbowroom  # noqa: E402
-from elbowroom.execute import recorder  # noqa: E402
+from elbowroom.execute import recorder, rehearsal  # noqa: E402
 from steps import STEPS, accumulation, descent, zero  # noqa: E402
 
 pytestmark = [
@@ -42,13 +42,12 @@ class Recording:
 
     made = 0
 
-    def __init__(self, fused, arguments, gradients):
-        self.mode = "return" if gradients is None else "add"
-        assert self.mode in fused.has_run
+    def __init__(self, fused, arguments, gradients, mode):
+        assert mode in fused.has_run
         Recording.made += 1
         joint = fused.captured.joint
-        self.fused, self.gradients = fused, gradients
-        if gradients is None:
+        self.fused, self.gradients, self.mode = fused, gradients, mode
+        if mode == "return":
             places = {i: place for place, i in enumerate(joint.inputs)}
             self.gradients = [torch.empty_like(arguments[places[i]]).detach() for i in fused.parameters]
         self.fixed = fused.fixed
@@ -72,7 +71,7 @@ class Recording:
 
     def backward(self, arriving):
         values, self.values = self.values, None
-        given = self.gradients if self.mode == "add" else []
+        given = self.gradients if self.mode != "return" else []
         returned = self.fused.run_backward([*values, *arriving], given, self.mode)
         if self.mode == "return":
             for made, gradient in zip(
@@ -87,14 +86,21 @@ class Recording:
         return [next(given) if i in self.fixed else value for i, value in pairs]
 
 
-@pytest.fixture(scope="module")
-def fitted():
+@pytest.fixture(scope="module", params=["return", "write"])
+def fitted(request):
+    """Gradients are made in the recording, or they have a place of their own."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     batch = torch.randn(32, 16), torch.randint(4, (32,))
     model = elbowroom.fit(Net(), *batch, budget="1GiB", kernels="inductor", times="estimate")
     (entry,) = model.elbowroom.entries.values()
-    assert "return" in entry.regions[0].programs[-1][1].fused.has_run  # in its trial
+    entry.late = []  # else the session would plan again where gradients are kept, and install another program
+    (region,) = entry.regions
+    fused, inputs = region.programs[-1][1].fused, rehearsal._inputs(region)
+    assert fused.has_run == {"return"}  # in its trial
+    if request.param == "write":  # as a trial does it where gradients are little
+        with rehearsal._quietly():
+            rehearsal._fused_step(fused, inputs, fused.gradient_buffers(inputs))()
     state = {name: value.clone() for name, value in model.state_dict().items()}
     yield model, batch, state
     torch._dynamo.reset()

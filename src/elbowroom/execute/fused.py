@@ -3,10 +3,11 @@
 The forward graph holds every node once. The backward graph holds a copy of a recomputed value's cone for each time
 the program runs it, placed where the program runs it; a copy that still shows the same values is read again instead.
 
-Gradients of parameters become `.grad`. There are two backwards, each compiled when first called. One returns
+Gradients of parameters become `.grad`. There are up to three backwards, each compiled when first called. One returns
 gradients, for `.grad` where there is none, or for autograd to take (return): they come one by one, and what is free
-until then serves others. The other is for parameters that have a gradient (add): it gets these as inputs and
-overwrites them, so that kernels write where gradients are, and nothing is held until the end.
+until then serves others. The other two get tensors as inputs and overwrite them, so that kernels write where
+gradients are, and nothing is held until the end: those of parameters that have some (add), or ones in a place of
+their own (write).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from elbowroom.program import Instruction, Program, reads_of
 
 aten = torch.ops.aten
 
-Mode = Literal["add", "return"]
+Mode = Literal["add", "write", "return"]
 
 # Inductor may look for another order with a lower peak: ours is planned. And it holds dead buffers until a value of
 # the same size comes along: on a plan with a low peak that cost 30 %, and the allocator reuses memory just as well.
@@ -115,21 +116,22 @@ class Fused:
         parameters = [arguments[place] for place in self._parameter_places]
         if not engine_accumulates() or any(map(is_autograds, parameters)):
             return self._run("return", arguments, [])
-        if self._mode(parameters) == "return":
-            outputs = self._run("return", arguments, [])
+        mode = self.mode_for(parameters)
+        if mode == "return":
+            outputs = self._run(mode, arguments, [])
             gradients = self.take_gradients(outputs, parameters)
         else:
-            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-            outputs = self._run("add", arguments, gradients)
+            gradients = [_gradient(parameter, mode) for parameter in parameters]
+            outputs = self._run(mode, arguments, gradients)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         return outputs
 
-    def _mode(self, parameters: Sequence[torch.Tensor]) -> Mode:
+    def mode_for(self, parameters: Sequence[torch.Tensor]) -> Mode:
         """How to make the gradients of parameters, most of which have none as a rule."""
         if any(parameter.grad is not None for parameter in parameters):
             return "add"
-        return "add" if "add" in self._backwards and "return" not in self._backwards else "return"
+        return "write" if "write" in self._backwards else "return"
 
     def take_gradients(self, outputs: list[Any], parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The parameters' gradients out of what a backward has returned, each fit to be a `.grad`."""
@@ -144,9 +146,9 @@ class Fused:
         return gradients
 
     def gradient_buffers(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        """Gradients for a trial to add to."""
+        """Memory for the gradients of a trial."""
         places = {i: place for place, i in enumerate(self.captured.joint.inputs)}
-        return [torch.zeros_like(inputs[places[i]]) for i in self.parameters]
+        return [torch.empty_like(inputs[places[i]]) for i in self.parameters]
 
     def run_backward(self, arguments: list[Any], buffers: list[torch.Tensor], mode: Mode) -> list[Any]:
         """A backward that takes its gradients to given buffers, or returns them, whatever the parameters have."""
@@ -227,6 +229,12 @@ def _may_keep(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
     return alone and gradient.stride() == parameter.stride()
 
 
+def _gradient(parameter: torch.Tensor, mode: Mode) -> torch.Tensor:
+    if parameter.grad is not None:
+        return parameter.grad
+    return torch.empty_like(parameter) if mode == "write" else torch.zeros_like(parameter)
+
+
 def _laid_out(value: Any, stride: Sequence[int] | None) -> Any:
     """A traced value as the compiled forward will really return it."""
     if stride is None or not isinstance(value, torch.Tensor) or tuple(value.stride()) == tuple(stride):
@@ -261,7 +269,7 @@ def _backward_graph(
     for i in program.saved:
         writer.input(i)
     buffers = {}
-    for i in parameters if mode == "add" else ():
+    for i in parameters if mode != "return" else ():
         buffers[i] = writer.graph.placeholder(f"gradient_of_{captured.nodes[i].name}")
         buffers[i].meta["val"] = captured.nodes[i].meta["val"]
     for i in captured.joint.arriving:
@@ -274,8 +282,8 @@ def _backward_graph(
             writer.store(instruction, readers[place])
         value = writer.values[captured.nodes[instruction.op]]
         for i in instruction.accumulates:
-            if mode == "add":
-                writer.add(buffers[i], value)
+            if mode != "return":
+                writer.write(buffers[i], value, add=mode == "add")
             else:
                 writer.returned[i] = value
         writer.free(instruction, set(returned.values()))
@@ -380,10 +388,13 @@ class _Graph:
             if i not in kept:
                 self.values.pop(self.captured.nodes[i], None)
 
-    def add(self, buffer: fx.Node, value: fx.Node) -> None:
-        total = self.graph.call_function(aten.add.Tensor, (buffer, value))
-        written = self.graph.call_function(aten.copy_.default, (buffer, total))
-        total.meta["val"] = written.meta["val"] = buffer.meta["val"]
+    def write(self, buffer: fx.Node, value: fx.Node, *, add: bool) -> None:
+        if add:
+            total = self.graph.call_function(aten.add.Tensor, (buffer, value))
+            total.meta["val"] = buffer.meta["val"]
+            value = total
+        written = self.graph.call_function(aten.copy_.default, (buffer, value))
+        written.meta["val"] = buffer.meta["val"]
 
     def _inline(self, node: fx.Node) -> None:
         reads = [self._find(read) for read in node.all_input_nodes]

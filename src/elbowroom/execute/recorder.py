@@ -1,7 +1,7 @@
 """Decides, step by step, whether a recording may be replayed, and launches the program where it may not.
 
 A recording holds the values of one forward at a time, reads parameters at fixed addresses and leaves gradients at
-fixed addresses, where its next forward needs the memory. So it serves the ordinary step, which begins without
+fixed addresses, some where its next forward needs the memory. So it serves the ordinary step, which begins without
 gradients and in which one backward follows one forward; or one that adds to gradients that stay; and nothing else
 that PyTorch allows: those steps are launched, with the same results.
 """
@@ -29,7 +29,7 @@ class Recorder:
         self.fused = fused
         self.recording: Recording | None = None
         self._mode: Mode = "return"
-        self._buffers: list[torch.Tensor] = []  # gradients to add to
+        self._buffers: list[torch.Tensor] = []  # for gradients that are not made in the pool
         self._runs = 0
         self._tickets = Tickets()
         self._moves_left = _MOVES
@@ -70,9 +70,9 @@ class Recorder:
         if any(map(is_autograds, parameters)):
             self.release()
             return None
-        if self._mode == "return" and any(parameter.grad is not None for parameter in parameters):
-            # Gradients are there already, to be added to: that takes another backward.
-            self._mode = "add"
+        if self._mode != "add":  # where gradients were there once, to be added to, they will be again
+            self._mode = self.fused.mode_for(parameters)
+        if self.recording is not None and self.recording.mode != self._mode:
             self.recording = None
         recording = self.recording
         if recording is not None and not (recording.reads(arguments) and self._may_forget(recording)):
@@ -86,13 +86,13 @@ class Recorder:
 
     def _may_forget(self, recording: Recording) -> bool:
         """Whether nobody looks at gradients of an earlier step, where the next forward needs the memory."""
-        return recording.mode == "add" or all(_held(gradient) == ALONE for gradient in recording.gradients)
+        return recording.mode != "return" or all(_held(gradient) == ALONE for gradient in recording.gradients)
 
     def _record(self, arguments: Sequence[Any], parameters: Sequence[torch.Tensor]) -> Recording | None:
-        if self._mode == "add" and not self._buffers:
-            self._buffers = [_buffer(parameter) for parameter in parameters]
+        if self._mode != "return":
+            self._buffers = self._buffers or [_buffer(parameter) for parameter in parameters]
         try:
-            return Recording(self.fused, arguments, self._buffers if self._mode == "add" else None)
+            return Recording(self.fused, arguments, self._buffers, self._mode)
         except Exception as failure:  # something that no recording can hold; launching goes on working
             LOG.info("not recorded: %s", failure)
             self._moves_left, self._buffers = 0, []
@@ -123,7 +123,7 @@ class Recorder:
         return self._replay(recording, parameters, arriving)
 
     def _may_replay(self, recording: Recording, parameters: Sequence[torch.Tensor]) -> bool:
-        """Whether gradients go to `.grad`, and nobody else looks at those that are added to."""
+        """Whether gradients go to `.grad`, and nobody else looks at those that would be overwritten."""
         if not engine_accumulates() or any(map(is_autograds, parameters)):
             return False
         pairs = zip(recording.gradients, parameters, strict=True)
@@ -133,14 +133,21 @@ class Recorder:
         self, recording: Recording, parameters: Sequence[torch.Tensor], arriving: Sequence[torch.Tensor]
     ) -> list[Any]:
         pairs = list(zip(recording.gradients, parameters, strict=True))
-        new = [gradient for gradient, parameter in pairs if not _is_gradient(gradient, parameter)]
-        if new and recording.mode == "add":
-            torch._foreach_zero_(new)
+        ours = [_is_gradient(gradient, parameter) for gradient, parameter in pairs]
+        earlier: dict[int, torch.Tensor] = {}
+        if recording.mode == "write":
+            earlier = {n: gradient.clone() for n, (gradient, _) in enumerate(pairs) if ours[n]}
+        elif recording.mode == "add" and not all(ours):
+            torch._foreach_zero_(
+                [gradient for (gradient, _), is_ours in zip(pairs, ours, strict=True) if not is_ours]
+            )
         returned = recording.backward(arriving)
-        for gradient, parameter in pairs:
-            if parameter.grad is None:
+        for n, (gradient, parameter) in enumerate(pairs):
+            if n in earlier:
+                gradient.add_(earlier[n])
+            elif parameter.grad is None:
                 parameter.grad = gradient.detach()
-            elif not _is_gradient(gradient, parameter):
+            elif not ours[n]:
                 parameter.grad.add_(gradient)
         return returned
 

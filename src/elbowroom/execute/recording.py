@@ -6,8 +6,9 @@ computes later, just as when it was launched, so the pool is as large as the pro
 recording between steps, too, and is shown as allocated to whoever asks PyTorch.
 
 Parameters and buffers are read where they are. A batch is copied into the pool and results are copied out of it.
-Gradients are added where they are, or made in the pool and handed out as they lie there: the next forward needs their
-memory, and whoever replays it sees to it that nobody holds them.
+Gradients are written to tensors that are handed out as `.grad` again and again. Or they are made in the pool, in what
+activations leave free, and handed out as they lie there: the next forward needs that memory, and whoever replays it
+sees to it that nobody holds them.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ def recordable(captured: Captured) -> bool:
 class Recording:
     """The two graphs, and where in the pool they expect and leave values; `gradients` lie in it, or were given."""
 
-    def __init__(self, fused: Fused, arguments: Sequence[Any], gradients: list[torch.Tensor] | None) -> None:
+    def __init__(self, fused: Fused, arguments: Sequence[Any], gradients: list[torch.Tensor], mode: Mode) -> None:
         """Records a program that has run before in this mode: nothing may be compiled or tuned meanwhile."""
         self.fused = fused
-        self.mode: Mode = "return" if gradients is None else "add"
-        self.gradients = gradients or []
+        self.mode = mode
+        self.gradients = gradients
         joint = fused.captured.joint
         self._fixed = [place for place, i in enumerate(joint.inputs) if i in fused.fixed]
         self._copied = [place for place, i in enumerate(joint.inputs) if i not in fused.fixed]
@@ -75,7 +76,7 @@ class Recording:
         return [None if value is None else value.clone() for value in self._results]
 
     def backward(self, arriving: Sequence[torch.Tensor]) -> list[Any]:
-        """Adds to the gradients, or makes them, as it was recorded."""
+        """Adds to the gradients, overwrites them or makes them, as it was recorded."""
         for value, given in zip(self._arriving, arriving, strict=True):
             value.copy_(given)
         self._backward.replay()

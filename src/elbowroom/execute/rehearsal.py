@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from elbowroom.capture.joint_graph import Captured, made_real
 from elbowroom.execute.accumulate import on_trial
-from elbowroom.execute.fused import Fused
+from elbowroom.execute.fused import Fused, Mode
 from elbowroom.execute.recording import LOG, Recording
 from elbowroom.execute.region import Region
 from elbowroom.measuring.memory import garbage_collected, measure
@@ -94,8 +94,8 @@ def _step(region: Region, number: int, *, keeps: bool) -> Callable[[], None]:
 
 
 def _fused_step(fused: Fused, inputs: Sequence[Any], gradients: list[torch.Tensor] | None) -> Callable[[], None]:
-    """Adds to gradients of our own, if there are any."""
-    backward = partial(fused.run_backward, buffers=gradients or [], mode="return" if gradients is None else "add")
+    """Gradients go to memory of our own, if there is some."""
+    backward = partial(fused.run_backward, buffers=gradients or [], mode=_mode(gradients))
     return partial(_run, fused.captured, fused.forward, backward, inputs)
 
 
@@ -116,7 +116,7 @@ def _run(
 
 
 def _recorded(fused: Fused, inputs: Sequence[Any], gradients: list[torch.Tensor] | None) -> tuple[int, float]:
-    recording = Recording(fused, inputs, gradients)
+    recording = Recording(fused, inputs, gradients or [], _mode(gradients))
     arriving = _arriving(fused.captured)
 
     def step() -> None:
@@ -125,6 +125,10 @@ def _recorded(fused: Fused, inputs: Sequence[Any], gradients: list[torch.Tensor]
 
     step()
     return recording.bytes, in_a_row(step)
+
+
+def _mode(gradients: list[torch.Tensor] | None) -> Mode:
+    return "return" if gradients is None else "write"
 
 
 # --- measuring -----------------------------------------------------------------------------------------------

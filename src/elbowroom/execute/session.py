@@ -7,7 +7,7 @@ budget and installs their programs. From then on it checks, call by call, that t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -49,6 +49,7 @@ from elbowroom.report.progress import progress_bar
 from elbowroom.units import format_bytes, parse_bytes
 
 _UNFORESEEN = 0.05  # of a peak, on a GPU; 1 % is the most that was seen
+_LITTLE = 0.05  # of the room, for gradients
 
 
 @dataclass
@@ -231,7 +232,7 @@ class Session:
         resident = self._resident(regions, (args, dict(kwargs)))
         resident["batch"] *= self.settings.forwards
         regions = regions * self.settings.forwards
-        late = self._without_gradients(regions)
+        late = self._without_gradients(regions, resident)
         if self.settings.plan is not None:
             loaded = self._loaded(regions, self.settings.plan)
             return Entry(regions, loaded, unplanned, late=list(late.values()) if loaded.late_gradients else [])
@@ -265,10 +266,12 @@ class Session:
             self._instead = Session(self.model, self.make_step, replace(self.settings, kernels="torch"))
         return self._instead
 
-    def _without_gradients(self, regions: list[Region]) -> dict[int, nn.Parameter]:
+    def _without_gradients(self, regions: list[Region], resident: Mapping[str, int]) -> dict[int, nn.Parameter]:
         """Parameters that have no gradient before the backward makes it, by their number in the only graph.
 
-        None of them where some have one: those are kept from step to step. Several graphs might share parameters.
+        None of them where some have one: those are kept from step to step. Several graphs might share parameters. And
+        where they are little, and the step may be recorded, they are better off in a place of their own: scattered
+        over a recording's pool, they leave gaps too small for large images, and it takes more in the end.
         """
         if self.settings.accumulates or len(regions) > 1 or self._keeps_gradients:
             return {}
@@ -279,7 +282,18 @@ class Session:
         accumulated = {i for i, gradient in joint.gradients if joint.ops[gradient].kind == "backward"}
         tensors = {i: given[i] for i in joint.parameters if i in accumulated}
         found = {i: trained.get((t.data_ptr(), t.shape)) for i, t in tensors.items() if t is not None}
-        return {i: parameter for i, parameter in found.items() if parameter is not None}
+        late = {i: parameter for i, parameter in found.items() if parameter is not None}
+        return {} if self._has_room_for(late.values(), region, resident) else late
+
+    def _has_room_for(self, late: Iterable[nn.Parameter], region: Region, resident: Mapping[str, int]) -> bool:
+        """Whether gradients are so little that a recording may have them in a place of their own."""
+        if self.settings.kernels != "inductor" or not self.settings.cuda_graphs:
+            return False
+        from elbowroom.execute.recording import recordable
+
+        room = room_within(self.settings.budget_bytes, resident, region.captured.device, is_measured=True)
+        size = sum(parameter.numel() * parameter.element_size() for parameter in late)
+        return recordable(region.captured) and size <= _LITTLE * room
 
     @property
     def _keeps_gradients(self) -> bool:
@@ -300,15 +314,17 @@ class Session:
             old, budget_bytes=parse_bytes(budget, device_bytes=device_bytes(self.model)), plan=None
         )
         entries = [entry for entry in self.entries.values() if entry.plan is not None and entry.instead is None]
-        for entry in entries:
-            # A loaded plan has none.
-            entry.planners = entry.planners or self._planners(entry.regions, self._without_gradients(entry.regions))
+        before = [(entry.planners, entry.late, entry.trials) for entry in entries]
         try:
+            for entry in entries:
+                self._look_at_gradients(entry)
             found = [self._found(entry, entry.plan.resident) for entry in entries]  # type: ignore[union-attr]
             if self._instead is not None:
                 self._instead.set_budget(budget)
         except BaseException:
             self.settings = old
+            for entry, known in zip(entries, before, strict=True):
+                entry.planners, entry.late, entry.trials = known
             raise
         for entry, plans in zip(entries, found, strict=True):
             assert entry.plan is not None
@@ -316,6 +332,17 @@ class Session:
         for key, entry in self.entries.items():
             if entry.instead is not None:
                 entry.plan = entry.instead.entries[key].plan
+
+    def _look_at_gradients(self, entry: Entry) -> None:
+        """Make planners, if there are none (for a loaded plan), or if gradients are to be planned otherwise now."""
+        assert entry.plan is not None
+        resident = entry.plan.resident
+        if entry.planners and entry.late and not self._has_room_for(entry.late, entry.regions[0], resident):
+            return
+        late = self._without_gradients(entry.regions, resident)
+        if not entry.planners or bool(late) != bool(entry.late):
+            entry.planners = self._planners(entry.regions, late)
+            entry.late, entry.trials = list(late.values()), None
 
     def _found(self, entry: Entry, resident: Mapping[str, int]) -> list[Planned]:
         device, budget = entry.regions[0].captured.device, self.settings.budget_bytes
