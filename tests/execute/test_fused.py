@@ -390,7 +390,17 @@ def test_a_budget_that_fused_programs_cannot_meet_is_met_without_them(monkeypatc
 
 def test_a_budget_that_nothing_can_meet_is_refused():
     model, x = perceptron()
-    with pytest.raises(BudgetTooSmall):
+    with pytest.raises(BudgetTooSmall) as unfused:
+        elbowroom.fit(model, x, budget=1024, kernels="torch", times="estimate")
+    with pytest.raises(BudgetTooSmall) as either:
+        elbowroom.fit(model, x, budget=1024, kernels="inductor", times="estimate")
+    assert either.value.least_budget <= unfused.value.least_budget
+
+
+def test_a_budget_too_small_for_want_of_a_compiler_says_so(monkeypatch):
+    monkeypatch.setattr("elbowroom.execute.fused.compile_fx_inner", None)
+    model, x = perceptron()
+    with pytest.raises(BudgetTooSmall, match=r"is too small.*PyTorch's own kernels, because compiling it failed"):
         elbowroom.fit(model, x, budget=1024, kernels="inductor", times="estimate")
 
 

@@ -265,6 +265,22 @@ def test_a_recording_that_cannot_fit_is_not_tried_but_a_lower_plan_for_one_is(re
     assert found.seen == [(60, False), (50, True)]
 
 
+def test_the_last_recording_leaves_as_much_as_was_ever_missing(recording, monkeypatch):
+    """Three plans may be compiled. A recording's pool has gaps, and a smaller plan's may have larger ones."""
+    found = recording(free=0)
+    gaps = {60: 5, 55: 12}
+
+    def recorded(region, number, *args):
+        found.seen.append((number, True))
+        return Trial(number + gaps.get(number, 9), time_for(number) / RECORDED)
+
+    monkeypatch.setattr(rehearsal, "recorded", recorded)
+    served = best(found, 60)
+    assert [number for number, is_recorded in found.seen if is_recorded] == [60, 55, 48]
+    assert served.recorded
+    assert served.peak_bytes == 57
+
+
 def test_what_cannot_be_recorded_is_tried_once(recording):
     found = recording(free=3, works=False)
     assert not best(found, 60).recorded

@@ -20,7 +20,7 @@ from elbowroom.errors import BudgetTooSmall, InputError
 from elbowroom.execute.region import Looks, Region
 from elbowroom.execute.session import measure_region, random_state_kept, surroundings
 from elbowroom.execute.settings import Settings, choose_kernels, compiling_failed, room_within, say_fallback
-from elbowroom.execute.too_small import too_small
+from elbowroom.execute.too_small import neither_fits, too_small
 from elbowroom.planning import Planner
 from elbowroom.report.progress import progress_bar
 from elbowroom.units import format_bytes, parse_bytes
@@ -74,16 +74,20 @@ def _try_alone(region: Region, budget: int, estimate: bool) -> None:
         return
     try:
         _tried_alone(region, budget, estimate)
-    except BudgetTooSmall:
+    except BudgetTooSmall as refusal:
+        failure: Exception = refusal
         why = "nothing compiled fits"
-    except Exception as failure:
-        why = compiling_failed(failure)
+    except Exception as other:
+        failure, why = other, compiling_failed(other)
     else:
         return
     assert captured.unfused is not None
     region.captured = captured.unfused
     region.programs.clear()
-    (_tried_alone if captured.device.type == "cuda" else _plan_alone)(region, budget, estimate)
+    try:
+        (_tried_alone if captured.device.type == "cuda" else _plan_alone)(region, budget, estimate)
+    except BudgetTooSmall as refusal:
+        raise neither_fits(failure, refusal) from None
     say_fallback("a graph", why, set())
 
 

@@ -32,7 +32,7 @@ from elbowroom.execute.settings import (
     say_unplanned,
     shown,
 )
-from elbowroom.execute.too_small import too_small
+from elbowroom.execute.too_small import neither_fits, too_small
 from elbowroom.measuring.cache import setting_of
 from elbowroom.measuring.ops import measure_ops
 from elbowroom.measuring.resident import (
@@ -253,11 +253,15 @@ class Session:
         except (InputError, Unplanned):
             raise
         except BudgetTooSmall as refusal:
+            failure: Exception = refusal
             why = f"compiled, it needs at least {format_bytes(refusal.least_budget)}"
-        except Exception as failure:
-            why = compiling_failed(failure)
+        except Exception as other:
+            failure, why = other, compiling_failed(other)
         unfused = self._unfused()
-        entry = unfused.prepare(args, kwargs)
+        try:
+            entry = unfused.prepare(args, kwargs)
+        except BudgetTooSmall as refusal:
+            raise neither_fits(failure, refusal) from None
         say_fallback(type(self.model).__name__, why, self._said)
         return Entry(plan=entry.plan, unplanned=entry.unplanned, instead=unfused)
 

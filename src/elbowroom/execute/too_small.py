@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from elbowroom.errors import BudgetTooSmall
-from elbowroom.execute.settings import budget_for
+from elbowroom.execute.settings import budget_for, compiling_failed
 from elbowroom.joint import Joint
 from elbowroom.planning import Planned, Planner, peak_together
 from elbowroom.units import format_bytes
@@ -50,6 +50,14 @@ def budget_too_small(
         needed,
         largest,
     )
+
+
+def neither_fits(fused: Exception, unfused: BudgetTooSmall) -> BudgetTooSmall:
+    """Why fused kernels could not serve is known, and PyTorch's do not fit: the lower budget, or both reasons."""
+    if isinstance(fused, BudgetTooSmall):
+        return min(fused, unfused, key=lambda refusal: refusal.least_budget)
+    said = f"{unfused}. That is with PyTorch's own kernels, because {compiling_failed(fused)}"
+    return BudgetTooSmall(said, unfused.budget, unfused.least_budget, unfused.largest)
 
 
 def _largest_at_peak(joint: Joint, plan: Planned) -> list[tuple[str, int]]:

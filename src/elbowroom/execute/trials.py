@@ -139,17 +139,18 @@ class Trials:
         found = self._fitting(room)
         missed = found is None and last and attempt > 0
         away = int((_FAR_AWAY if missed else attempt * _AWAY) * room)
-        hope = min(self._hopes(room, away), default=None, key=lambda hope: hope.ranked_s)
+        hope = min(self._hopes(room, away, last=last), default=None, key=lambda hope: hope.ranked_s)
         if found is not None:
             return hope if hope is not None and hope.ranked_s * _GAIN < found.ranked_s else None
         if hope is None or (missed and self.least_bytes > (1 + _FAR_AWAY) * room):
             return _Hope(0.0, [planner.least for planner in self.planners])
         return hope
 
-    def _hopes(self, room: int, away: int) -> Iterator[_Hope]:
+    def _hopes(self, room: int, away: int, *, last: bool) -> Iterator[_Hope]:
         """The best plan launched and the best recorded, as far as they were not tried yet.
 
-        Each leaves as much of the room as was missing in the nearest trial of its kind.
+        Each leaves as much of the room as was missing in the nearest trial of its kind; a last recording, if none has
+        fit, as much as was ever missing: pools have gaps, smaller plans sometimes larger ones.
         """
         if not self.known:
             if planned := plan_together(list(self.planners), room - self._first_left(room)):
@@ -160,8 +161,11 @@ class Trials:
         for alike in (launched, recorded):
             if alike:
                 nearest = _nearest(alike, room)
-                spared = max(away, int(_UNSURE * abs(nearest.surplus)))
-                planned = plan_together(list(self.planners), room - nearest.surplus - spared)
+                surplus = nearest.surplus
+                if last and alike is recorded and all(tried.peak_bytes > room for tried in alike):
+                    surplus = max(tried.surplus for tried in alike)
+                spared = max(away, int(_UNSURE * abs(surplus)))
+                planned = plan_together(list(self.planners), room - surplus - spared)
                 if planned is not None and not self._is_known(planned):
                     yield _Hope(nearest.ranked_as(planned), planned, nearest.recorded)
         waiting = [tried for tried in launched if tried.waits]
