@@ -19,6 +19,12 @@ def transformer():
     return Transformer(512, 256, 256, 4, 4, dropout=0.1).cuda(), (tokens[:, :-1], tokens[:, 1:])
 
 
+def many_words():
+    """So many that their number matters: products with logits are padded."""
+    tokens = torch.randint(10007, (16, 257), device="cuda")
+    return Transformer(10007, 256, 256, 4, 2).cuda(), (tokens[:, :-1], tokens[:, 1:])
+
+
 def cnn():
     return Cnn(32).cuda(), (torch.randn(64, 3, 64, 64, device="cuda"), torch.randint(10, (64,), device="cuda"))
 
@@ -27,7 +33,7 @@ def autocast():
     return torch.autocast("cuda", torch.bfloat16)
 
 
-@pytest.fixture(scope="module", params=[transformer, cnn], ids=["transformer", "cnn"])
+@pytest.fixture(scope="module", params=[transformer, many_words, cnn], ids=lambda make: make.__name__)
 def fitted(request):
     """Fitted without a limit; tests set budgets, and all programs are compiled once."""
     torch.manual_seed(0)
@@ -66,6 +72,12 @@ def test_a_budget_is_kept_and_the_results_are_those_of_torch_compile(fitted, sha
     assert torch.cuda.max_memory_allocated() <= budget
     with autocast():
         assert verify_step(model.elbowroom, batch, {}).against == "torch.compile"
+
+
+def test_products_with_odd_rows_are_padded(fitted):
+    model, batch = fitted
+    (entry,) = model.elbowroom.entries.values()
+    assert ("constant_pad_nd" in entry.regions[0].source) == (batch[0].max() > 1000)
 
 
 def test_finite_differences_agree_with_dropout_at_every_budget():

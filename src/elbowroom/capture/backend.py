@@ -125,7 +125,7 @@ def _trace_with_inductor(
             graph_module,
             example_inputs,
             inner_compile=inner_compile,
-            config_patches={"custom_partitioner_fn": Partitioner()},
+            config_patches={"custom_partitioner_fn": Partitioner(), "shape_padding": False},  # see padding.py
         )
 
 

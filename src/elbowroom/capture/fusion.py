@@ -361,12 +361,13 @@ def _overwritable(op: Op, cone: tuple[fx.Node, ...], boundary: dict[int, int], c
         return ()
     if _overload_packet(cone[-1]) in _WRITE_PLACES:
         return tuple(new for new, old in boundary.items() if captured.nodes[old] is cone[-1].args[0])
-    if is_reduction(cone[-1]) or not _keeps_places(cone[-1]):
+    keeps_places = _keeps_or_cuts_columns if cone[-1].target is aten.constant_pad_nd.default else _keeps_places
+    if is_reduction(cone[-1]) or not keeps_places(cone[-1]):
         return ()
     there: set[fx.Node] = {cone[-1]}
     elsewhere: set[fx.Node] = set()
     for node in reversed(cone):
-        keeps = node in there and node not in elsewhere and _keeps_places(node)
+        keeps = node in there and node not in elsewhere and keeps_places(node)
         (there if keeps else elsewhere).update(node.all_input_nodes)
     size = op.makes[0][1]
     alike = [new for new, old in boundary.items() if _bytes_alone(captured, old) == size]
@@ -383,6 +384,23 @@ def _bytes_alone(captured: Captured, i: int) -> int | None:
 
 def _keeps_places(node: fx.Node) -> bool:
     return torch.Tag.pointwise in getattr(node.target, "tags", ()) or _overload_packet(node) in _KEEP_PLACES
+
+
+def _keeps_or_cuts_columns(node: fx.Node) -> bool:
+    """The same for a matrix with columns appended, computed from one of which only the others are read."""
+    value = node.meta["val"]
+    if node.target is aten.slice.Tensor:
+        whole = node.all_input_nodes[0].meta["val"]
+        return bool(value.storage_offset() == whole.storage_offset() and value.shape[:-1] == whole.shape[:-1])
+    if node.target is aten.constant_pad_nd.default:
+        appended: Any = node.args[1]
+        return not appended[0] and not any(appended[2:])
+    columns = {read.meta["val"].shape[-1:] for read in node.all_input_nodes if _is_as_large(read, node)}
+    return _keeps_places(node) and columns <= {value.shape[-1:]}
+
+
+def _is_as_large(read: fx.Node, node: fx.Node) -> bool:
+    return bool(read.meta["val"].numel() == node.meta["val"].numel())
 
 
 _KEEP_PLACES = {

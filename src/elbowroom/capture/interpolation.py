@@ -15,6 +15,7 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from elbowroom.capture.constants import constant_value
+from elbowroom.capture.writer import Writer
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -46,7 +47,7 @@ def multiply_interpolations(graph: fx.Graph) -> None:
         found = _recognised(node, puts) if puts else None
         if found is not None:
             with graph.inserting_before(node):
-                node.replace_all_uses_with(_product(_Writer(graph, node), found))
+                node.replace_all_uses_with(_product(Writer(graph, node), found))
 
 
 # --- recognising ---------------------------------------------------------------------------------------------
@@ -163,22 +164,7 @@ class _Values:
 # --- writing -------------------------------------------------------------------------------------------------
 
 
-class _Writer:
-    """Adds operators to a graph, as if they had been traced with a given one."""
-
-    def __init__(self, graph: fx.Graph, like: fx.Node) -> None:
-        self.graph = graph
-        self.like = like
-
-    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        node = self.graph.call_function(target, args, kwargs)
-        with self.like.meta["val"].fake_mode:
-            given, named = fx.map_arg((args, kwargs), lambda read: read.meta["val"])
-            node.meta = {**self.like.meta, "val": target(*given, **named)}
-        return node
-
-
-def _product(write: _Writer, found: _Gradient) -> fx.Node:
+def _product(write: Writer, found: _Gradient) -> fx.Node:
     """In the layout in which the gradient arrives: channels come last, or first.
 
     It is copied as the matrix that is multiplied: as an image, it might be stored in the layout of images first.
@@ -212,7 +198,7 @@ def _product(write: _Writer, found: _Gradient) -> fx.Node:
     return product
 
 
-def _matrix(write: _Writer, axis: _Axis, size: int, like: torch.Tensor) -> fx.Node:
+def _matrix(write: Writer, axis: _Axis, size: int, like: torch.Tensor) -> fx.Node:
     """How much of each row (column) of the large image is one of the small image's."""
     places = write(
         prims.iota.default, size, start=0, step=1, dtype=torch.int64, device=like.device, requires_grad=False

@@ -8,7 +8,6 @@ the rest go, as some losses keep the memory of all their terms.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from functools import partial
@@ -22,7 +21,8 @@ from torch.utils._pytree import tree_flatten
 
 from elbowroom.capture.constants import constant_value
 from elbowroom.capture.interpolation import multiply_interpolations
-from elbowroom.capture.values import tensor_bytes, tensors_in, tensors_of
+from elbowroom.capture.padding import align_products
+from elbowroom.capture.values import is_view, tensor_bytes, tensors_in, tensors_of
 
 aten = torch.ops.aten
 
@@ -39,7 +39,7 @@ def rewrite(graph: fx.Graph) -> list[fx.Node]:
 
 def rewrite_for_fusion(graph: fx.Graph) -> list[fx.Node]:
     """The same for a graph whose kernels a compiler will write: it needs less help."""
-    _simplify(graph, _compute_once, multiply_interpolations, partial(_keep_parts_apart, fused=True))
+    _simplify(graph, _compute_once, multiply_interpolations, align_products, partial(_keep_parts_apart, fused=True))
     _use_causal_flags(graph)
     effects = graph.find_nodes(op="call_function", target=aten.copy_.default)
     _drop_unused(graph, effects)
@@ -63,17 +63,10 @@ def _look_again(graph: fx.Graph) -> None:
     """Views of what was replaced show the memory of what they read now. Traced, they still show the other's: nobody
     would know that it must not be written over."""
     for node in graph.nodes:
-        if _is_view(node) and not _storages(node) <= {s for read in node.all_input_nodes for s in _storages(read)}:
+        if is_view(node) and not _storages(node) <= {s for read in node.all_input_nodes for s in _storages(read)}:
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
             with detect_fake_mode(tensors_in(args)) or nullcontext(), torch.no_grad():
                 node.meta["val"] = node.target(*args, **kwargs)
-
-
-def _is_view(node: fx.Node) -> bool:
-    if node.target in (operator.getitem, aten._unsafe_view.default):
-        return True
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(value.alias_info is not None for value in schema.returns)
 
 
 def _storages(node: fx.Node) -> set[int]:

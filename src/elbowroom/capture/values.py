@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -15,6 +16,14 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 def tensors_of(node: fx.Node) -> list[torch.Tensor]:
     return tensors_in(node.meta.get("val"))
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a node shows memory of what it reads, or a part of a tuple."""
+    if node.target in (operator.getitem, torch.ops.aten._unsafe_view.default):
+        return True
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(value.alias_info is not None for value in schema.returns)
 
 
 def tensor_bytes(node: fx.Node) -> int:

@@ -1,0 +1,140 @@
+"""Products with rows at odd addresses: padded once, by who computes them, with the same results."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch._dispatch.python import enable_python_dispatcher  # noqa: E402
+from torch._inductor.decomposition import select_decomp_table  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from elbowroom.capture import padding  # noqa: E402
+from elbowroom.capture.padding import align_products  # noqa: E402
+from elbowroom.capture.rewrite import _look_again  # noqa: E402
+
+aten = torch.ops.aten
+STEP = 4  # elements, for doubles on the CPU here
+
+
+@pytest.fixture(autouse=True)
+def padding_here():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(padding, "_DEVICES", ("cpu",))
+        patched.setattr(padding, "_ALIGNED", {torch.float64: STEP})
+        patched.setattr(padding, "_LARGE", 1)
+        yield
+
+
+def traced(function, *inputs):
+    with enable_python_dispatcher():
+        return make_fx(lambda *args: function(*args), select_decomp_table(), tracing_mode="fake")(*inputs)
+
+
+def aligned(function, *inputs):
+    module = traced(function, *inputs)
+    align_products(module.graph)
+    _look_again(module.graph)
+    module.graph.eliminate_dead_code()
+    module.graph.lint()
+    module.recompile()
+    return module
+
+
+def nodes(module, target):
+    return module.graph.find_nodes(op="call_function", target=target)
+
+
+def products(module):
+    return [*nodes(module, aten.mm.default), *nodes(module, aten.addmm.default)]
+
+
+def is_aligned(product):
+    """Whether what lies side by side in memory is a multiple, in the operands and the result."""
+    values = [node.meta["val"] for node in (*product.args[-2:], product)]
+    sides = [value.shape[value.stride().index(1)] for value in values if 1 in value.stride()]
+    return all(side % STEP == 0 for side in sides)
+
+
+def language_model(tokens, weight, labels, *bias):
+    """The head of one, and all gradients."""
+    leaves = [leaf.detach().requires_grad_() for leaf in (tokens, weight, *bias)]
+    hidden = leaves[0].tanh()
+    logits = F.linear(hidden, leaves[1] * 1, *leaves[2:])
+    loss = F.cross_entropy(logits.view(1, *logits.shape).view(logits.shape), labels)
+    return loss.detach(), *torch.autograd.grad(loss, leaves)
+
+
+def example(rows, inner, columns, bias=False):
+    torch.manual_seed(0)
+    tensors = torch.randn(rows, inner), torch.randn(columns, inner), torch.randn(columns)
+    doubles = [tensor.double() for tensor in tensors]
+    labels = torch.randint(columns, (rows,))
+    return (*doubles[:2], labels, *doubles[2:]) if bias else (*doubles[:2], labels)
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=st.integers(2, 13), inner=st.integers(2, 13), columns=st.integers(2, 13), bias=st.booleans())
+def test_results_are_the_same_and_all_products_aligned(rows, inner, columns, bias):
+    inputs = example(rows, inner, columns, bias)
+    module = aligned(language_model, *inputs)
+    for found, expected in zip(module(*inputs), language_model(*inputs), strict=True):
+        assert found.shape == expected.shape
+        assert found.stride() == expected.stride()
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    if inner % STEP == 0:  # else a gradient is returned that would have to be copied
+        assert all(map(is_aligned, products(module)))
+
+
+def test_logits_and_their_gradient_are_padded_once():
+    inputs = example(12, 8, 13)
+    module = aligned(language_model, *inputs)
+    pads = nodes(module, aten.constant_pad_nd.default)
+    assert sorted(tuple(pad.meta["val"].shape) for pad in pads) == [(12, 16), (16, 8)]
+    assert len(products(module)) == 3
+    gradient = next(pad for pad in pads if pad.meta["val"].shape == (12, 16))
+    assert {user.target for user in gradient.users} == {aten.permute.default, aten.mm.default}
+
+
+def test_others_read_the_padded_value():
+    """The gradient of a bias is a sum of what both products read."""
+    module = aligned(language_model, *example(12, 8, 13, bias=True))
+    gradient = next(pad for pad in nodes(module, aten.constant_pad_nd.default) if pad.meta["val"].shape == (12, 16))
+    assert [user.target for user in gradient.args[0].users] == [aten.constant_pad_nd.default]
+    assert any(user.target is aten.slice.Tensor for user in gradient.users)
+
+
+def returned(a, b):
+    return (a * 1) @ (b * 1).t()
+
+
+def flattened(a, b):
+    return ((a * 1) @ (b * 1).t()).view(-1).cumsum(0)
+
+
+def arriving(a, b):
+    return a @ (b * 1)  # `a` is as large as anything, and nobody computes it here
+
+
+@pytest.mark.parametrize(
+    ("function", "first", "second"),
+    [(returned, (12, 8), (13, 8)), (flattened, (12, 8), (13, 8)), (arriving, (12, 13), (13, 8))],
+)
+def test_what_would_have_to_be_copied_stays(function, first, second):
+    inputs = torch.randn(first, dtype=torch.float64), torch.randn(second, dtype=torch.float64)
+    module = aligned(function, *inputs)
+    assert not nodes(module, aten.constant_pad_nd.default)
+    assert torch.equal(module(*inputs), function(*inputs))
+
+
+def test_small_products_and_other_types_stay(monkeypatch):
+    inputs = example(12, 8, 13)
+    monkeypatch.setattr(padding, "_LARGE", 12 * 8 * 13 + 1)
+    assert not nodes(aligned(language_model, *inputs), aten.constant_pad_nd.default)
+    monkeypatch.setattr(padding, "_LARGE", 1)
+    monkeypatch.setattr(padding, "_ALIGNED", {torch.float16: 8})
+    assert not nodes(aligned(language_model, *inputs), aten.constant_pad_nd.default)
