@@ -108,6 +108,21 @@ def test_others_read_the_padded_value():
     assert any(user.target is aten.slice.Tensor for user in gradient.users)
 
 
+def similarities(a, b):
+    """Both ways, so that rows of one product are columns of the next."""
+    a, b = a * 1, b * 1
+    return (a @ b.t()).exp().sum() + (b @ a.t()).sin().sum() + (a.t() @ a).cos().sum()
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=st.integers(2, 9), others=st.integers(2, 9), inner=st.integers(2, 9))
+def test_a_value_that_is_read_in_several_ways_is_padded_once(rows, others, inner):
+    inputs = torch.randn(rows, inner, dtype=torch.float64), torch.randn(others, inner, dtype=torch.float64)
+    module = aligned(similarities, *inputs)
+    torch.testing.assert_close(module(*inputs), similarities(*inputs), rtol=1e-9, atol=1e-12)
+    assert len(nodes(module, aten.constant_pad_nd.default)) <= 2
+
+
 def returned(a, b):
     return (a * 1) @ (b * 1).t()
 

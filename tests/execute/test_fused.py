@@ -383,6 +383,14 @@ def test_a_compiler_that_fails_is_said_once_and_done_without(monkeypatch):
     assert_falls_back("1GiB", r"PyTorch's own kernels.*compiling it failed: no compiler here$")
 
 
+def test_a_graph_that_cannot_be_contracted_says_what_failed(monkeypatch):
+    def fail(captured):
+        raise KeyError("odd")
+
+    monkeypatch.setattr("elbowroom.capture.backend.contract", fail)
+    assert_falls_back("1GiB", r"PyTorch's own kernels.*compiling it failed: KeyError: 'odd'$")
+
+
 def test_a_budget_that_fused_programs_cannot_meet_is_met_without_them(monkeypatch):
     monkeypatch.setattr(Trials, "best", lambda *args: None)
     assert_falls_back("1GiB", r"PyTorch's own kernels.*compiled, it needs at least")

@@ -9,6 +9,8 @@ and nothing is larger but by a few columns.
 
 from __future__ import annotations
 
+import operator
+from functools import partial
 from typing import Any
 
 import torch
@@ -85,7 +87,7 @@ class _Pads:
 
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
-        self._known: dict[tuple[Any, int, int], fx.Node] = {}
+        self._known: dict[fx.Node, fx.Node] = {}
 
     def is_cheap(self, operand: Any, largest: int) -> bool:
         """Whether zeros can be written along with a value, or a copy of it is small."""
@@ -102,29 +104,36 @@ class _Pads:
             transposed = self.padded(operand.args[0], reader, columns, rows)
             with self.graph.inserting_before(reader):
                 return Writer(self.graph, reader)(aten.permute.default, transposed, [1, 0])
-        key = operand, rows, columns
-        if key not in self._known:
-            computed = operand.op == "call_function"
-            place = self.graph.inserting_after(operand) if computed else self.graph.inserting_before(reader)
-            with place:
-                write = Writer(self.graph, operand if computed else reader)
-                self._known[key] = write(aten.constant_pad_nd.default, operand, [0, columns, 0, rows], 0.0)
-        return self._known[key]
+        if operand not in self._known:
+            self._known[operand] = self._pad(operand, reader)
+        size = operand.meta["val"].shape
+        with self.graph.inserting_before(reader):
+            wanted = torch.Size((size[0] + rows, size[1] + columns))
+            return _first(Writer(self.graph, reader), self._known[operand], wanted)
+
+    def _pad(self, value: fx.Node, reader: fx.Node) -> fx.Node:
+        """Rows and columns, whether or not this reader wants both: there shall be but one."""
+        step = _ALIGNED[value.meta["val"].dtype]
+        rows, columns = (-size % step for size in value.meta["val"].shape)
+        computed = value.op == "call_function"
+        with self.graph.inserting_after(value) if computed else self.graph.inserting_before(reader):
+            write = Writer(self.graph, value if computed else reader)
+            return write(aten.constant_pad_nd.default, value, [0, columns, 0, rows], 0.0)
 
     def let_others_read_them(self) -> None:
         """Whoever else reads a value reads the padded one, so that the other need not be stored."""
-        for (value, *_), padded in self._known.items():
+        for value, padded in self._known.items():
             if value.op != "call_function":
                 continue
             size = value.meta["val"].shape
             if _can_show(value, padded.meta["val"][: size[0], : size[1]], besides=padded):
                 with self.graph.inserting_before(padded.next):
                     part = _first(Writer(self.graph, value), padded, size)
-                value.replace_all_uses_with(part, delete_user_cb=lambda user, padded=padded: user is not padded)
+                value.replace_all_uses_with(part, delete_user_cb=partial(operator.is_not, padded))
 
 
 def _first(write: Writer, padded: fx.Node, size: torch.Size) -> fx.Node:
-    """The matrix without what was appended."""
+    """The matrix without what was appended, or without some of it."""
     for dim in (0, 1):
         if padded.meta["val"].shape[dim] != size[dim]:
             padded = write(aten.slice.Tensor, padded, dim, 0, size[dim])

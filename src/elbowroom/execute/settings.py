@@ -90,7 +90,9 @@ def say_fallback(what: str, why: str, said: set[str]) -> None:
 
 
 def compiling_failed(failure: Exception) -> str:
-    return f"compiling it failed: {first_line(failure)}"
+    failure = getattr(failure, "inner_exception", failure)  # Dynamo's own report says only which backend it was
+    kind = "" if isinstance(failure, RuntimeError) else f"{type(failure).__name__}: "
+    return f"compiling it failed: {kind}{first_line(failure)}"
 
 
 def call_key(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
