@@ -171,6 +171,11 @@ class Pair:
         """Above 1, `fit`'s is faster."""
         return self.chain.ms / self.graph.ms
 
+    @property
+    def fastest_ratio(self) -> float:
+        """The same of the fastest steps, in which no host was disturbed."""
+        return self.chain.fastest_ms / self.graph.fastest_ms
+
 
 def point(row: Row) -> str:
     """Kernels and share: what a graph's and a chain's rows have in common."""
@@ -227,13 +232,18 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
 def compared(kernels: str, kind: str, found: Sequence[Pair]) -> str:
     """A chain that needs more memory than there is and takes longer all the same is slower; else it is left out."""
     fitting = [pair for pair in found if pair.chain.least_bytes is None]
-    as_fast = sum(pair.ratio >= 1 - NOISE for pair in fitting)
-    faster = models_of([pair for pair in found if pair.ratio >= FASTER])
     unfit = models_of([pair for pair in found if pair.chain.least_bytes is not None])
+    told = []
+    for ratio in (Pair.ratio, Pair.fastest_ratio):
+        as_fast = sum(ratio.fget(pair) >= 1 - NOISE for pair in fitting)
+        faster = models_of([pair for pair in found if ratio.fget(pair) >= FASTER])
+        told.append(
+            f"at least as fast on {as_fast} of {len(fitting)} points ({NOISE:.0%} aside), {FASTER - 1:.0%} faster or "
+            f"more on {len(faster)} of {len(models_of(found))} models{named(faster)}"
+        )
     return (
-        f"{kernels}, {PLANS[kind]}: graph-aware at least as fast on {as_fast} of {len(fitting)} points ({NOISE:.0%} "
-        f"aside), {FASTER - 1:.0%} faster or more on {len(faster)} of {len(models_of(found))} models{named(faster)}; "
-        f"the chain does not fit on {len(found) - len(fitting)} more points, of {len(unfit)} models{named(unfit)}"
+        f"{kernels}, {PLANS[kind]}: graph-aware {told[0]} (by the fastest steps: {told[1]}); the chain does not fit "
+        f"on {len(found) - len(fitting)} more points, of {len(unfit)} models{named(unfit)}"
     )
 
 
