@@ -95,6 +95,7 @@ class Fused:
         aligned = [place for place, i in enumerate(captured.joint.inputs) if i in captured.joint.parameters]
         self._forward, strides = self._compile(graph, inputs, visible, aligned, is_backward=False)
         self._strides = dict(zip(computed, strides[len(captured.forward_outputs) :], strict=True))
+        self.makes: Mode = "return"  # gradients, where there are none: as in its last trial
         self._backwards: dict[Mode, Callable[[list[Any]], list[Any]]] = {}
         self.has_run: set[Mode] = set()  # kernels are loaded and tuned when they first run
         self._forward_source = str(graph.python_code("self").src)
@@ -131,7 +132,7 @@ class Fused:
         """How to make the gradients of parameters, most of which have none as a rule."""
         if any(parameter.grad is not None for parameter in parameters):
             return "add"
-        return "write" if "write" in self._backwards else "return"
+        return self.makes
 
     def take_gradients(self, outputs: list[Any], parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The parameters' gradients out of what a backward has returned, each fit to be a `.grad`."""

@@ -89,7 +89,9 @@ class Recorder:
         return recording.mode != "return" or all(_held(gradient) == ALONE for gradient in recording.gradients)
 
     def _record(self, arguments: Sequence[Any], parameters: Sequence[torch.Tensor]) -> Recording | None:
-        if self._mode != "return":
+        if self._mode == "return":
+            self._buffers = []
+        else:
             self._buffers = self._buffers or [_buffer(parameter) for parameter in parameters]
         try:
             return Recording(self.fused, arguments, self._buffers, self._mode)

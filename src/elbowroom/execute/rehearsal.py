@@ -94,8 +94,9 @@ def _step(region: Region, number: int, *, keeps: bool) -> Callable[[], None]:
 
 
 def _fused_step(fused: Fused, inputs: Sequence[Any], gradients: list[torch.Tensor] | None) -> Callable[[], None]:
-    """Gradients go to memory of our own, if there is some."""
-    backward = partial(fused.run_backward, buffers=gradients or [], mode=_mode(gradients))
+    """Gradients go to memory of our own, if there is some; and so they will, if the program serves."""
+    fused.makes = _mode(gradients)
+    backward = partial(fused.run_backward, buffers=gradients or [], mode=fused.makes)
     return partial(_run, fused.captured, fused.forward, backward, inputs)
 
 
