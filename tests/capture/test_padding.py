@@ -131,15 +131,24 @@ def flattened(a, b):
     return ((a * 1) @ (b * 1).t()).view(-1).cumsum(0)
 
 
+def broadcast(a, b):
+    return aten.addmm(a[:1, :1].view(1), a * 1, (b * 1).t()).exp().sum()
+
+
 def arriving(a, b):
     return a @ (b * 1)  # `a` is as large as anything, and nobody computes it here
 
 
 @pytest.mark.parametrize(
     ("function", "first", "second"),
-    [(returned, (12, 8), (13, 8)), (flattened, (12, 8), (13, 8)), (arriving, (12, 13), (13, 8))],
+    [
+        (returned, (12, 8), (13, 8)),
+        (flattened, (12, 8), (13, 8)),
+        (broadcast, (12, 8), (13, 8)),
+        (arriving, (12, 13), (13, 8)),
+    ],
 )
-def test_what_would_have_to_be_copied_stays(function, first, second):
+def test_what_would_have_to_be_copied_or_is_unusual_stays(function, first, second):
     inputs = torch.randn(first, dtype=torch.float64), torch.randn(second, dtype=torch.float64)
     module = aligned(function, *inputs)
     assert not nodes(module, aten.constant_pad_nd.default)

@@ -64,11 +64,11 @@ def _align(pads: _Pads, node: fx.Node) -> None:
     rows, inner, columns = _missing(node)
     operands = [(first, rows, inner), (second, inner, columns)]
     largest = max(map(tensor_bytes, (first, second, node)))  # type: ignore[arg-type]
-    if any(bias) and bias[0].meta["val"].dim() != 1:  # type: ignore[union-attr]
+    size = node.meta["val"].shape
+    if any(each.meta["val"].shape != size[1:] for each in bias):  # type: ignore[union-attr]
         return
     if not all(pads.is_cheap(each, largest) for each, *sizes in operands if any(sizes)):
         return
-    size = node.meta["val"].shape
     with node.meta["val"].fake_mode:
         padded = node.meta["val"].new_empty(size[0] + rows, size[1] + columns)
     if not _can_show(node, padded[: size[0], : size[1]]):
@@ -76,9 +76,8 @@ def _align(pads: _Pads, node: fx.Node) -> None:
     multiplied = [pads.padded(each, node, *sizes) for each, *sizes in operands]
     with pads.graph.inserting_before(node):
         write = Writer(pads.graph, node)
-        if bias:
-            bias = [write(aten.constant_pad_nd.default, bias[0], [0, columns], 0.0)] if columns else bias
-        product = write(node.target, *bias, *multiplied)
+        added = [write(aten.constant_pad_nd.default, each, [0, columns], 0.0) for each in bias] if columns else bias
+        product = write(node.target, *added, *multiplied)
         node.replace_all_uses_with(_first(write, product, size))
 
 
