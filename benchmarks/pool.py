@@ -1,0 +1,143 @@
+"""Plays PyTorch's allocator for a program that is recorded: how large its pool would be, gaps and all.
+
+A recording's memory is one piece that grows; a request takes the smallest gap that it fits in, and what is freed is
+joined with the gaps beside it. `fit` learns what that costs from trials. If this is as good, it need not.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+
+from elbowroom.joint import Joint
+from elbowroom.program import Instruction, Program, Surroundings, _Memory, reads_of
+
+BLOCK, SMALL = 512, 2**20  # bytes: what sizes are rounded to; up to here requests have a piece of their own
+GROWTH = {True: 2 * 2**20, False: 20 * 2**20}  # of the piece for small requests, and for others
+WORKSPACES = 64 * 2**20  # of matrix products, from the first one on
+
+
+def pool_bytes(joint: Joint, program: Program, around: Surroundings, fixed: Iterable[int]) -> int:
+    """Of a recording that makes the gradients which come late; inputs in `fixed` are outside."""
+    memory = Pooled(joint, around)
+    memory.take(WORKSPACES)
+    memory.inside = False
+    for op in fixed:
+        memory.bring(op)
+    memory.inside = True
+    for op in set(joint.inputs) - set(fixed):
+        memory.bring(op)
+    for instruction in program.forward:
+        memory.play(instruction)
+    held = {*joint.results, *program.saved}
+    for op in joint.updates:
+        if op not in held:
+            memory.drop(op)
+    for op in joint.arriving:
+        memory.bring(op)
+    read = {read for instruction in program.backward for read in reads_of(joint, instruction)}
+    for op in (*joint.arriving, *joint.results):
+        if op not in read:
+            memory.drop(op)
+    for instruction in program.backward:
+        memory.play(instruction)
+    return sum(piece.size for piece in memory.pieces.values())
+
+
+class Pooled(_Memory):
+    """Live storages, and where they are."""
+
+    def __init__(self, joint: Joint, around: Surroundings) -> None:
+        super().__init__(joint, 0)
+        self.pieces = {small: Piece(growth) for small, growth in GROWTH.items()}
+        self.inside = True
+        self._around = around
+        self._places: dict[int, tuple[Piece, int]] = {}
+        self._workspace = 0
+
+    def play(self, instruction: Instruction) -> None:
+        self._workspace = self.joint.ops[instruction.op].workspace
+        self.run(instruction)
+        self._use_workspace()
+        for parameter in instruction.accumulates:
+            if size := self._around.late.get(parameter, 0):
+                self.take(size)
+
+    def take(self, size: int) -> tuple[Piece, int]:
+        piece = self.pieces[size <= SMALL]
+        return piece, piece.take(size)
+
+    def drop(self, op: int) -> None:
+        self._use_workspace()  # after its output has a place, and before what it reads is gone
+        gone = [copy for copy in self._values.get(op, {}).values() if self._holders[copy] == 1]
+        for copy in gone:
+            if copy in self._places:
+                piece, start = self._places.pop(copy)
+                piece.give(start)
+        super().drop(op)
+
+    def _use_workspace(self) -> None:
+        size, self._workspace = self._workspace, 0
+        if size:
+            piece, start = self.take(size)
+            piece.give(start)
+
+    def _new(self, size: int) -> int:
+        copy = super()._new(size)
+        if size and self.inside:
+            self._places[copy] = self.take(size)
+        return copy
+
+
+class Piece:
+    """Memory in one piece that grows at its end."""
+
+    def __init__(self, growth: int) -> None:
+        self.size = 0
+        self._growth = growth
+        self._gaps: list[tuple[int, int]] = []  # size and start, the last one aside
+        self._starts: dict[int, int] = {}  # of gaps: their sizes
+        self._ends: dict[int, int] = {}  # of gaps: their starts
+        self._used: dict[int, int] = {}
+        self._tail = 0  # where the last gap starts
+
+    def take(self, size: int) -> int:
+        size = -(-size // BLOCK) * BLOCK
+        at = bisect_left(self._gaps, (size, 0))
+        if at < len(self._gaps):
+            gap, start = self._gaps[at]
+            self._forget(start)
+            if gap > size:
+                self._remember(start + size, gap - size)
+        else:
+            start = self._tail
+            self._tail += size
+            missing = max(0, self._tail - self.size)
+            self.size += -(-missing // self._growth) * self._growth
+        self._used[start] = size
+        return start
+
+    def give(self, start: int) -> None:
+        size = self._used.pop(start)
+        if start in self._ends:
+            before = self._ends[start]
+            size += self._starts[before]
+            self._forget(before)
+            start = before
+        if start + size == self._tail:
+            self._tail = start
+            return
+        if start + size in self._starts:
+            after = start + size
+            size += self._starts[after]
+            self._forget(after)
+        self._remember(start, size)
+
+    def _remember(self, start: int, size: int) -> None:
+        insort(self._gaps, (size, start))
+        self._starts[start], self._ends[start + size] = size, start
+
+    def _forget(self, start: int) -> None:
+        size = self._starts.pop(start)
+        del self._ends[start + size]
+        self._gaps.remove((size, start))
