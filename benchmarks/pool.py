@@ -15,12 +15,12 @@ from elbowroom.program import Instruction, Program, Surroundings, _Memory, reads
 BLOCK, SMALL = 512, 2**20  # bytes: what sizes are rounded to; up to here requests have a piece of their own
 GROWTH = {True: 2 * 2**20, False: 20 * 2**20}  # of the piece for small requests, and for others
 WORKSPACES = 64 * 2**20  # of matrix products, from the first one on
+PRODUCTS = "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"
 
 
 def pool_bytes(joint: Joint, program: Program, around: Surroundings, fixed: Iterable[int]) -> int:
     """Of a recording that makes the gradients which come late; inputs in `fixed` are outside."""
     memory = Pooled(joint, around)
-    memory.take(WORKSPACES)
     memory.inside = False
     for op in fixed:
         memory.bring(op)
@@ -54,9 +54,14 @@ class Pooled(_Memory):
         self._around = around
         self._places: dict[int, tuple[Piece, int]] = {}
         self._workspace = 0
+        self._multiplies = False
 
     def play(self, instruction: Instruction) -> None:
-        self._workspace = self.joint.ops[instruction.op].workspace
+        entry = self.joint.ops[instruction.op]
+        self._workspace = entry.workspace
+        if entry.target.startswith(PRODUCTS) and not self._multiplies:
+            self._multiplies = True
+            self.take(WORKSPACES)
         self.run(instruction)
         self._use_workspace()
         for parameter in instruction.accumulates:
