@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 
 import gpu_fit
 from cases import GRAPH_MODELS, TINY_GRAPH_MODELS
@@ -234,9 +235,9 @@ def compared(kernels: str, kind: str, found: Sequence[Pair]) -> str:
     fitting = [pair for pair in found if pair.chain.least_bytes is None]
     unfit = models_of([pair for pair in found if pair.chain.least_bytes is not None])
     told = []
-    for ratio in (Pair.ratio, Pair.fastest_ratio):
-        as_fast = sum(ratio.fget(pair) >= 1 - NOISE for pair in fitting)
-        faster = models_of([pair for pair in found if ratio.fget(pair) >= FASTER])
+    for ratio in (attrgetter("ratio"), attrgetter("fastest_ratio")):
+        as_fast = sum(ratio(pair) >= 1 - NOISE for pair in fitting)
+        faster = models_of([pair for pair in found if ratio(pair) >= FASTER])
         told.append(
             f"at least as fast on {as_fast} of {len(fitting)} points ({NOISE:.0%} aside), {FASTER - 1:.0%} faster or "
             f"more on {len(faster)} of {len(models_of(found))} models{named(faster)}"

@@ -7,10 +7,10 @@ joined with the gaps beside it. `fit` learns what that costs from trials. If thi
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from elbowroom.joint import Joint
-from elbowroom.program import Instruction, Program, Surroundings, _Memory, reads_of
+from elbowroom.program import Instruction, Memory, Program, Surroundings, predict
 
 BLOCK, SMALL = 512, 2**20  # bytes: what sizes are rounded to; up to here requests have a piece of their own
 GROWTH = {True: 2 * 2**20, False: 20 * 2**20}  # of the piece for small requests, and for others
@@ -18,55 +18,46 @@ WORKSPACES = 64 * 2**20  # of matrix products, from the first one on
 PRODUCTS = "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"
 
 
-def pool_bytes(joint: Joint, program: Program, around: Surroundings, fixed: Iterable[int]) -> int:
+def pool_bytes(joint: Joint, program: Program, around: Surroundings, fixed: Collection[int]) -> int:
     """Of a recording that makes the gradients which come late; inputs in `fixed` are outside."""
-    memory = Pooled(joint, around)
-    memory.inside = False
-    for op in fixed:
-        memory.bring(op)
-    memory.inside = True
-    for op in set(joint.inputs) - set(fixed):
-        memory.bring(op)
-    for instruction in program.forward:
-        memory.play(instruction)
-    held = {*joint.results, *program.saved}
-    for op in joint.updates:
-        if op not in held:
-            memory.drop(op)
-    for op in joint.arriving:
-        memory.bring(op)
-    read = {read for instruction in program.backward for read in reads_of(joint, instruction)}
-    for op in (*joint.arriving, *joint.results):
-        if op not in read:
-            memory.drop(op)
-    for instruction in program.backward:
-        memory.play(instruction)
+    memory = Pooled(joint, around, fixed)
+    predict(joint, program, around, memory)
     return sum(piece.size for piece in memory.pieces.values())
 
 
-class Pooled(_Memory):
+class Pooled(Memory):
     """Live storages, and where they are."""
 
-    def __init__(self, joint: Joint, around: Surroundings) -> None:
+    def __init__(self, joint: Joint, around: Surroundings, fixed: Collection[int]) -> None:
         super().__init__(joint, 0)
         self.pieces = {small: Piece(growth) for small, growth in GROWTH.items()}
-        self.inside = True
         self._around = around
+        self._fixed = fixed
+        self._inside = True
         self._places: dict[int, tuple[Piece, int]] = {}
         self._workspace = 0
         self._multiplies = False
 
-    def play(self, instruction: Instruction) -> None:
+    def bring(self, op: int) -> None:
+        self._inside = op not in self._fixed
+        super().bring(op)
+        self._inside = True
+
+    def run(self, instruction: Instruction, op_state: bool = False) -> int:
         entry = self.joint.ops[instruction.op]
         self._workspace = entry.workspace
         if entry.target.startswith(PRODUCTS) and not self._multiplies:
             self._multiplies = True
             self.take(WORKSPACES)
-        self.run(instruction)
+        during = super().run(instruction, op_state)
         self._use_workspace()
         for parameter in instruction.accumulates:
             if size := self._around.late.get(parameter, 0):
                 self.take(size)
+        return during
+
+    def pin(self, op: int) -> None:
+        """Results are copied out, and what arrives is copied in: nobody outside holds these."""
 
     def take(self, size: int) -> tuple[Piece, int]:
         piece = self.pieces[size <= SMALL]
@@ -89,7 +80,7 @@ class Pooled(_Memory):
 
     def _new(self, size: int) -> int:
         copy = super()._new(size)
-        if size and self.inside:
+        if size and self._inside:
             self._places[copy] = self.take(size)
         return copy
 

@@ -73,7 +73,7 @@ def make_program(joint: Joint, order: Sequence[int], *, apart: bool = True) -> P
     drawing = [op for op in joint.forward if joint.ops[op].random]
     effects: dict[int, list[int]] = {op: [] for op in (*joint.effects, *drawing)}
     forward, _ = _listing(joint, joint.forward, kept, effects, again=False)
-    memory = _Memory(joint, 0)
+    memory = Memory(joint, 0)
     for op in joint.inputs:
         memory.bring(op)
     forward = memory.reusing(forward)
@@ -173,9 +173,11 @@ class Prediction:
 _ALONE = Surroundings()
 
 
-def predict(joint: Joint, program: Program, around: Surroundings = _ALONE) -> Prediction:
-    """Play a program storage by storage."""
-    memory = _Memory(joint, around.state_bytes)
+def predict(
+    joint: Joint, program: Program, around: Surroundings = _ALONE, memory: Memory | None = None
+) -> Prediction:
+    """Play a program storage by storage, in an empty memory."""
+    memory = memory or Memory(joint, around.state_bytes)
     for op in joint.inputs:
         memory.bring(op)
     missing = around.late_bytes
@@ -227,7 +229,7 @@ def play(joint: Joint, order: Sequence[int], have: Iterable[int], kept: Iterable
     """Peak and final bytes of running some operators again, given values there before, until others are left."""
     accumulated = {gradient: [i] for i, gradient in joint.gradients if i in joint.parameters}
     listing, _ = _listing(joint, order, kept, accumulated, again=True)
-    memory = _Memory(joint, 0)
+    memory = Memory(joint, 0)
     for op in have:
         memory.bring(op)
     peak = memory.now
@@ -239,7 +241,7 @@ def play(joint: Joint, order: Sequence[int], have: Iterable[int], kept: Iterable
 _NOTHING: dict[int, int] = {}
 
 
-class _Memory:
+class Memory:
     """Live storages: a value holds its storages, and a storage is gone when no value holds it."""
 
     def __init__(self, joint: Joint, state_bytes: int) -> None:

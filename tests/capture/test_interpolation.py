@@ -8,13 +8,11 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from torch._dispatch.python import enable_python_dispatcher  # noqa: E402
-from torch._inductor.decomposition import select_decomp_table  # noqa: E402
-from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from elbowroom.capture import interpolation  # noqa: E402
 from elbowroom.capture.interpolation import multiply_interpolations  # noqa: E402
+from tracing import traced  # noqa: E402
 
 aten = torch.ops.aten
 SIZES = st.tuples(st.integers(1, 7), st.integers(1, 7))
@@ -27,12 +25,6 @@ def gradient_of(function):
         return found
 
     return gradient
-
-
-def traced(function, *inputs):
-    """Decomposed before it is differentiated, as AOT autograd does."""
-    with enable_python_dispatcher():
-        return make_fx(function, select_decomp_table(), tracing_mode="fake")(*inputs)
 
 
 def puts(graph):

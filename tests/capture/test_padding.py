@@ -8,14 +8,12 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from torch._dispatch.python import enable_python_dispatcher  # noqa: E402
-from torch._inductor.decomposition import select_decomp_table  # noqa: E402
-from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from elbowroom.capture import padding  # noqa: E402
 from elbowroom.capture.padding import align_products  # noqa: E402
 from elbowroom.capture.rewrite import _look_again  # noqa: E402
+from tracing import traced  # noqa: E402
 
 aten = torch.ops.aten
 STEP = 4  # elements, for doubles on the CPU here
@@ -28,11 +26,6 @@ def padding_here():
         patched.setattr(padding, "_ALIGNED", {torch.float64: STEP})
         patched.setattr(padding, "_LARGE", 1)
         yield
-
-
-def traced(function, *inputs):
-    with enable_python_dispatcher():
-        return make_fx(lambda *args: function(*args), select_decomp_table(), tracing_mode="fake")(*inputs)
 
 
 def aligned(function, *inputs):

@@ -347,6 +347,7 @@ def test_the_source_is_both_graphs(subject):
     source = subject.region.source
     assert source.count("def forward(self") == 2
     forward, backward = source.split("\n\n", 1)
+    assert "gradient_of_" in backward
     assert "tangents_1" in backward
     assert "tangents_1" not in forward
 

@@ -48,8 +48,7 @@ class Recording:
         joint = fused.captured.joint
         self.fused, self.gradients, self.mode = fused, gradients, mode
         if mode == "return":
-            places = {i: place for place, i in enumerate(joint.inputs)}
-            self.gradients = [torch.empty_like(arguments[places[i]]).detach() for i in fused.parameters]
+            self.gradients = [gradient.detach() for gradient in fused.gradient_buffers(arguments)]
         self.fixed = fused.fixed
         self.places = [place for place, i in enumerate(joint.inputs) if i in self.fixed]
         self.parameters = {place: arguments[place] for place in self.places}

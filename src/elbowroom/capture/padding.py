@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from elbowroom.capture.values import is_view, tensor_bytes
+from elbowroom.capture.values import evaluated, is_view, tensor_bytes
 from elbowroom.capture.writer import Writer
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -67,7 +67,7 @@ def _align(pads: _Pads, node: fx.Node) -> None:
     size = node.meta["val"].shape
     if any(each.meta["val"].shape != size[1:] for each in bias):  # type: ignore[union-attr]
         return
-    if not all(pads.is_cheap(each, largest) for each, *sizes in operands if any(sizes)):
+    if not all(_is_cheap(each, largest) for each, *sizes in operands if any(sizes)):
         return
     with node.meta["val"].fake_mode:
         padded = node.meta["val"].new_empty(size[0] + rows, size[1] + columns)
@@ -81,19 +81,20 @@ def _align(pads: _Pads, node: fx.Node) -> None:
         node.replace_all_uses_with(_first(write, product, size))
 
 
+def _is_cheap(operand: Any, largest: int) -> bool:
+    """Whether zeros can be written along with a value, or a copy of it is small."""
+    value = _behind_views(operand)
+    pointwise = torch.Tag.pointwise in getattr(value.target, "tags", ())
+    computed = pointwise or value.target is prims.convert_element_type.default
+    return computed or _LITTLE * tensor_bytes(operand) <= largest
+
+
 class _Pads:
     """Values with zeros appended, each once."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
         self._known: dict[fx.Node, fx.Node] = {}
-
-    def is_cheap(self, operand: Any, largest: int) -> bool:
-        """Whether zeros can be written along with a value, or a copy of it is small."""
-        value = _behind_views(operand)
-        pointwise = torch.Tag.pointwise in getattr(value.target, "tags", ())
-        computed = pointwise or value.target is prims.convert_element_type.default
-        return computed or _LITTLE * tensor_bytes(operand) <= largest
 
     def padded(self, operand: Any, reader: fx.Node, rows: int, columns: int) -> fx.Node:
         """A matrix, or what it transposes, with rows and columns of zeros appended."""
@@ -147,12 +148,9 @@ def _can_show(node: fx.Node, value: torch.Tensor, besides: fx.Node | None = None
         if user.op == "output" and value.stride() != node.meta["val"].stride():
             return False
         if is_view(user):
-            args, kwargs = fx.map_arg(
-                (user.args, user.kwargs), lambda read: value if read is node else read.meta["val"]
-            )
+            values = {**{read: read.meta["val"] for read in user.all_input_nodes}, node: value}
             try:
-                with node.meta["val"].fake_mode:
-                    shown = user.target(*args, **kwargs)  # type: ignore[operator]
+                shown = evaluated(user.target, user.args, user.kwargs, value.fake_mode, values.__getitem__)  # type: ignore[attr-defined]
             except (RuntimeError, ValueError):
                 return False
             if not isinstance(shown, torch.Tensor) or not _can_show(user, shown):

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten
 from elbowroom.capture.constants import constant_value
 from elbowroom.capture.interpolation import multiply_interpolations
 from elbowroom.capture.padding import align_products
-from elbowroom.capture.values import is_view, tensor_bytes, tensors_in, tensors_of
+from elbowroom.capture.values import evaluated, is_view, tensor_bytes, tensors_of
 
 aten = torch.ops.aten
 
@@ -64,9 +64,9 @@ def _look_again(graph: fx.Graph) -> None:
     would know that it must not be written over."""
     for node in graph.nodes:
         if is_view(node) and not _storages(node) <= {s for read in node.all_input_nodes for s in _storages(read)}:
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
-            with detect_fake_mode(tensors_in(args)) or nullcontext(), torch.no_grad():
-                node.meta["val"] = node.target(*args, **kwargs)
+            read = [tensor for each in node.all_input_nodes for tensor in tensors_of(each)]
+            mode = detect_fake_mode(read) or nullcontext()
+            node.meta["val"] = evaluated(node.target, node.args, node.kwargs, mode)
 
 
 def _storages(node: fx.Node) -> set[int]:

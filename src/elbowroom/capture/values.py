@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,15 @@ def is_view(node: fx.Node) -> bool:
         return True
     schema = getattr(node.target, "_schema", None)
     return schema is not None and any(value.alias_info is not None for value in schema.returns)
+
+
+def evaluated(
+    target: Any, args: Any, kwargs: Any, mode: Any, value_of: Callable[[fx.Node], Any] = lambda read: read.meta["val"]
+) -> Any:
+    """What an operator makes of the traced values that it reads."""
+    args, kwargs = fx.map_arg((args, kwargs), value_of)
+    with mode, torch.no_grad():
+        return target(*args, **kwargs)
 
 
 def tensor_bytes(node: fx.Node) -> int:

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import fx
 
+from elbowroom.capture.values import evaluated
+
 
 class Writer:
     """Adds operators as if they had been traced with a given one, where the graph is written to."""
@@ -16,7 +18,6 @@ class Writer:
 
     def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         node = self.graph.call_function(target, args, kwargs)
-        with self.like.meta["val"].fake_mode:
-            given, named = fx.map_arg((args, kwargs), lambda read: read.meta["val"])
-            node.meta = {**self.like.meta, "val": target(*given, **named)}
+        value = evaluated(target, args, kwargs, self.like.meta["val"].fake_mode)
+        node.meta = {**self.like.meta, "val": value}
         return node

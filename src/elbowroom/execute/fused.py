@@ -83,7 +83,8 @@ class Fused:
         self.parameters = tuple(dict.fromkeys(i for each in program.backward for i in each.accumulates))
         # Parameters go to the backward for their `.grad`, whether or not it reads their values.
         self.handed = tuple(dict.fromkeys((*program.saved, *self.parameters)))
-        self._parameter_places = [self.handed.index(i) for i in self.parameters]
+        self._among_handed = [self.handed.index(i) for i in self.parameters]
+        self._among_inputs = [captured.joint.inputs.index(i) for i in self.parameters]
         # Inputs among these are handed on as they came: a compiled graph might return a copy in another layout.
         places = {i: n for n, i in enumerate(captured.joint.inputs) if i not in captured.joint.overwritten}
         computed = [i for i in self.handed if i not in places]
@@ -102,7 +103,7 @@ class Fused:
 
     @property
     def source(self) -> str:
-        backward, _ = _backward_graph(self.captured, self.program, self.parameters, "return", self.channels_last)
+        backward, _ = _backward_graph(self.captured, self.program, self.parameters, self.makes, self.channels_last)
         return f"{self._forward_source}\n\n{backward.python_code('self').src}"
 
     def forward(self, arguments: list[Any]) -> list[Any]:
@@ -114,7 +115,7 @@ class Fused:
 
     def backward(self, arguments: list[Any]) -> list[Any]:
         """Adds to the parameters' gradients, or leaves that to autograd where it wants to do it."""
-        parameters = [arguments[place] for place in self._parameter_places]
+        parameters = [arguments[place] for place in self._among_handed]
         if not engine_accumulates() or any(map(is_autograds, parameters)):
             return self._run("return", arguments, [])
         mode = self.mode_for(parameters)
@@ -148,8 +149,11 @@ class Fused:
 
     def gradient_buffers(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Memory for the gradients of a trial."""
-        places = {i: place for place, i in enumerate(self.captured.joint.inputs)}
-        return [torch.empty_like(inputs[places[i]]) for i in self.parameters]
+        return [torch.empty_like(parameter) for parameter in self.parameters_among(inputs)]
+
+    def parameters_among(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """Those that get gradients, of what a forward is called with."""
+        return [inputs[place] for place in self._among_inputs]
 
     def run_backward(self, arguments: list[Any], buffers: list[torch.Tensor], mode: Mode) -> list[Any]:
         """A backward that takes its gradients to given buffers, or returns them, whatever the parameters have."""

@@ -34,10 +34,9 @@ class Recorder:
         self._tickets = Tickets()
         self._moves_left = _MOVES
         self._to_wait = 0  # steps
-        places = {i: place for place, i in enumerate(fused.captured.joint.inputs)}
-        self._parameters = [places[i] for i in fused.parameters]
-        self._handed = [places[i] for i in fused.handed if i in fused.fixed]
-        self._trained = [self._handed.index(place) for place in self._parameters]
+        fixed = [i for i in fused.handed if i in fused.fixed]
+        self._handed = [fused.captured.joint.inputs.index(i) for i in fixed]
+        self._trained = [fixed.index(i) for i in fused.parameters]
 
     # --- forward ---
 
@@ -66,7 +65,7 @@ class Recorder:
         """A recording to replay, made now if the program has run in the mode that is wanted."""
         if not self._moves_left or self._tickets.waiting:  # the pool holds the values of one forward
             return None
-        parameters = [arguments[place] for place in self._parameters]
+        parameters = self.fused.parameters_among(arguments)
         if any(map(is_autograds, parameters)):
             self.release()
             return None

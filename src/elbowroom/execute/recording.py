@@ -89,7 +89,7 @@ class Recording:
 
     def _record(self, arguments: list[Any]) -> None:
         captured, nodes = self.fused.captured, self.fused.captured.nodes
-        parameters = [arguments[captured.joint.inputs.index(i)] for i in self.fused.parameters]
+        parameters = self.fused.parameters_among(arguments)
         with self._recording(self._forward):
             for place in self._copied:
                 arguments[place] = made_real(nodes[captured.joint.inputs[place]].meta["val"])

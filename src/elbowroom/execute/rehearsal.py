@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from elbowroom.capture.joint_graph import Captured, made_real
 from elbowroom.execute.accumulate import on_trial
-from elbowroom.execute.fused import Fused, Mode
+from elbowroom.execute.fused import Fused
 from elbowroom.execute.recording import LOG, Recording
 from elbowroom.execute.region import Region
 from elbowroom.measuring.memory import garbage_collected, measure
@@ -95,7 +95,7 @@ def _step(region: Region, number: int, *, keeps: bool) -> Callable[[], None]:
 
 def _fused_step(fused: Fused, inputs: Sequence[Any], gradients: list[torch.Tensor] | None) -> Callable[[], None]:
     """Gradients go to memory of our own, if there is some; and so they will, if the program serves."""
-    fused.makes = _mode(gradients)
+    fused.makes = "return" if gradients is None else "write"
     backward = partial(fused.run_backward, buffers=gradients or [], mode=fused.makes)
     return partial(_run, fused.captured, fused.forward, backward, inputs)
 
@@ -117,7 +117,7 @@ def _run(
 
 
 def _recorded(fused: Fused, inputs: Sequence[Any], gradients: list[torch.Tensor] | None) -> tuple[int, float]:
-    recording = Recording(fused, inputs, gradients or [], _mode(gradients))
+    recording = Recording(fused, inputs, gradients or [], fused.makes)
     arriving = _arriving(fused.captured)
 
     def step() -> None:
@@ -126,10 +126,6 @@ def _recorded(fused: Fused, inputs: Sequence[Any], gradients: list[torch.Tensor]
 
     step()
     return recording.bytes, in_a_row(step)
-
-
-def _mode(gradients: list[torch.Tensor] | None) -> Mode:
-    return "return" if gradients is None else "write"
 
 
 # --- measuring -----------------------------------------------------------------------------------------------

@@ -291,13 +291,17 @@ class Session:
 
     def _has_room_for(self, late: Iterable[nn.Parameter], region: Region, resident: Mapping[str, int]) -> bool:
         """Whether gradients are so little that a recording may have them in a place of their own."""
-        if self.settings.kernels != "inductor" or not self.settings.cuda_graphs:
+        if not self._records:
             return False
         from elbowroom.execute.recording import recordable
 
         room = room_within(self.settings.budget_bytes, resident, region.captured.device, is_measured=True)
         size = sum(parameter.numel() * parameter.element_size() for parameter in late)
         return recordable(region.captured) and size <= _LITTLE * room
+
+    @property
+    def _records(self) -> bool:
+        return self.settings.kernels == "inductor" and self.settings.cuda_graphs
 
     @property
     def _keeps_gradients(self) -> bool:
@@ -367,8 +371,7 @@ class Session:
 
         fused = self.settings.kernels == "inductor"
         if entry.trials is None:
-            records = fused and self.settings.cuda_graphs
-            left_free = step_temporaries(self.settings.optimizer) if records else None
+            left_free = step_temporaries(self.settings.optimizer) if self._records else None
             entry.trials = Trials(entry.regions, entry.planners, left_free)
         with random_state_kept(), progress_bar("planning and compiling" if fused else "planning") as report:
             tried = entry.trials.best(room, self.settings.compilations, report)
