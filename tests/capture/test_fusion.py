@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: E402
 
 from elbowroom.capture import rewrite  # noqa: E402
 from elbowroom.capture.backend import make_backend  # noqa: E402
-from elbowroom.capture.fusion import draws, is_fusible, is_reduction  # noqa: E402
+from elbowroom.capture.operators import draws, is_fusible, is_reduction  # noqa: E402
 from elbowroom.execute.region import Looks  # noqa: E402
 from elbowroom.planning import Planner  # noqa: E402
 from elbowroom.program import Surroundings  # noqa: E402

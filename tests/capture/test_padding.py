@@ -93,6 +93,23 @@ def test_logits_and_their_gradient_are_padded_once():
     assert {user.target for user in gradient.users} == {aten.permute.default, aten.mm.default}
 
 
+def next_token(tokens, weight, labels):
+    """Rows without a label get a gradient of zeros: it is scattered, not computed elementwise."""
+    leaves = [leaf.detach().requires_grad_() for leaf in (tokens, weight)]
+    logits = F.linear(leaves[0].tanh(), leaves[1] * 1).view(2, -1, len(weight))
+    loss = F.cross_entropy(logits[:, :-1].reshape(-1, len(weight)), labels.view(2, -1)[:, 1:].flatten())
+    return loss.detach(), *torch.autograd.grad(loss, leaves)
+
+
+def test_gradients_of_shifted_logits_are_padded():
+    inputs = example(12, 8, 13)
+    module = aligned(next_token, *inputs)
+    for found, expected in zip(module(*inputs), next_token(*inputs), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    assert len(products(module)) == 3
+    assert all(map(is_aligned, products(module)))
+
+
 def test_others_read_the_padded_value():
     """The gradient of a bias is a sum of what both products read."""
     module = aligned(language_model, *example(12, 8, 13, bias=True))

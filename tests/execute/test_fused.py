@@ -23,7 +23,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import elbowroom  # noqa: E402
 from elbowroom.capture import rewrite  # noqa: E402
-from elbowroom.capture.fusion import draws  # noqa: E402
+from elbowroom.capture.operators import draws  # noqa: E402
 from elbowroom.errors import BudgetTooSmall, InputError  # noqa: E402
 from elbowroom.execute import recording, rehearsal  # noqa: E402
 from elbowroom.execute.session import Session  # noqa: E402

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from elbowroom.capture.backend import make_backend  # noqa: E402
-from elbowroom.capture.fusion import draws  # noqa: E402
+from elbowroom.capture.operators import draws  # noqa: E402
 from elbowroom.capture.values import tensor_bytes  # noqa: E402
 from elbowroom.execute.region import Looks  # noqa: E402
 from elbowroom.measuring import fused, ops  # noqa: E402

@@ -18,9 +18,18 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch.partitioners import get_default_op_list
 
 from elbowroom.capture.joint_graph import Captured, is_getitem
+from elbowroom.capture.operators import (
+    WINDOWS_BACKWARD,
+    computes_inside,
+    draws,
+    is_elementwise,
+    is_fusible,
+    is_reduction,
+    overload_packet,
+    reads_windows,
+)
 from elbowroom.capture.rewrite import APART
 from elbowroom.capture.values import tensor_bytes
 from elbowroom.joint import Joint, Op
@@ -92,49 +101,6 @@ def contract(captured: Captured) -> Captured:
         cones=cones,
         unfused=captured,
     )
-
-
-def is_fusible(node: fx.Node) -> bool:
-    """Whether the compiler computes a node where it is read, together with its neighbours."""
-    target = node.target
-    packet = getattr(target, "_overloadpacket", target)
-    return torch.Tag.pointwise in getattr(target, "tags", ()) or packet in _FUSIBLE
-
-
-def is_reduction(node: fx.Node) -> bool:
-    return _overload_packet(node) in _REDUCTIONS
-
-
-def draws(node: fx.Node) -> bool:
-    """Whether random numbers are computed inside a kernel, from a seed."""
-    return _overload_packet(node) in _RANDOM
-
-
-def reads_windows(node: fx.Node) -> bool:
-    """Whether the compiler stores what a node reads, for the while that it runs."""
-    return _overload_packet(node) in _WINDOWS
-
-
-def _overload_packet(node: fx.Node) -> Any:
-    return getattr(node.target, "_overloadpacket", None)
-
-
-_REDUCTIONS = {
-    aten.sum, aten.mean, aten.amax, aten.amin, aten.max, aten.min, aten.any, aten.all, aten.prod, aten.argmax,
-    aten.argmin, aten.var, aten.std, aten.var_mean, aten.cumsum, prims.var, prims.sum,
-    prims.prepare_softmax_online, prims._low_memory_max_pool_with_offsets,
-}  # fmt: skip
-_RANDOM = {prims.inductor_random, prims.inductor_randint}
-_FUSIBLE = {
-    *get_default_op_list().fusible_ops, *_REDUCTIONS, aten.cat, aten.clone, aten.copy, aten.embedding,
-    aten.constant_pad_nd, aten.select_scatter, aten.slice_scatter, aten.index_select, aten._unsafe_index,
-    aten._unsafe_masked_index, aten.max_pool2d_with_indices_backward, aten.reflection_pad2d, aten.flip, aten.tril,
-    aten.scalar_tensor, prims.inductor_lookup_seed, *_RANDOM, aten.copy_,
-}  # fmt: skip
-# These read several elements for each one they write, so the compiler stores what they read. Of the backward ones,
-# that and their own value serve other kernels, too.
-_WINDOWS = {prims._low_memory_max_pool_with_offsets, aten.avg_pool2d}
-_WINDOWS_BACKWARD = {aten.max_pool2d_with_indices_backward, aten.avg_pool2d_backward}
 
 
 def _stored(captured: Captured, masks: set[int]) -> tuple[set[int], dict[int, tuple[int, ...]]]:
@@ -211,7 +177,7 @@ def _inlined_later(
             sum(tensor_bytes(nodes[read]) for read in reads[i] if read not in masks) <= _WORTH_STORING * size
         )
         later = [nodes[reader] for reader in readers[i] if joint.ops[reader].kind == "backward"]
-        if saves and reads_little and all(map(_computes_inside, later)):
+        if saves and reads_little and all(map(computes_inside, later)):
             inlined.add(i)
             for reader in needed_by.pop(i):
                 instead = (reads[i] if read == i else (read,) for read in reads[reader])
@@ -226,11 +192,6 @@ def _is_pointwise(captured: Captured, i: int) -> bool:
     return is_fusible(node) and not (is_reduction(node) or is_getitem(node) or op.is_view or op.random)
 
 
-def _computes_inside(node: fx.Node) -> bool:
-    """Whether what a node reads need not be in memory."""
-    return is_fusible(node) and _overload_packet(node) not in _WINDOWS | _WINDOWS_BACKWARD
-
-
 def _must_be_stored(captured: Captured) -> set[int]:
     joint, nodes = captured.joint, captured.nodes
     returned = {*joint.results, *joint.updates, *joint.effects, *(gradient for _, gradient in joint.gradients)}
@@ -238,7 +199,7 @@ def _must_be_stored(captured: Captured) -> set[int]:
     for i in (*joint.forward, *joint.backward):
         op, node = joint.ops[i], nodes[i]
         computed = node.op != "get_attr" and not op.is_view and not is_getitem(node)
-        if computed and (not is_fusible(node) or _overload_packet(node) in _WINDOWS_BACKWARD):
+        if computed and (not is_fusible(node) or overload_packet(node) in WINDOWS_BACKWARD):
             stored.add(i)
             stored.update(_behind_views(captured, read) for read in op.reads)
         elif is_getitem(node) or is_reduction(node) or _is_gathered(node) or op.random or not op.storable:
@@ -359,7 +320,7 @@ def _overwritable(op: Op, cone: tuple[fx.Node, ...], boundary: dict[int, int], c
     """
     if len(op.makes) != 1 or not cone:
         return ()
-    if _overload_packet(cone[-1]) in _WRITE_PLACES:
+    if overload_packet(cone[-1]) in _WRITE_PLACES:
         return tuple(new for new, old in boundary.items() if captured.nodes[old] is cone[-1].args[0])
     keeps_places = _keeps_or_cuts_columns if cone[-1].target is aten.constant_pad_nd.default else _keeps_places
     if is_reduction(cone[-1]) or not keeps_places(cone[-1]):
@@ -383,7 +344,7 @@ def _bytes_alone(captured: Captured, i: int) -> int | None:
 
 
 def _keeps_places(node: fx.Node) -> bool:
-    return torch.Tag.pointwise in getattr(node.target, "tags", ()) or _overload_packet(node) in _KEEP_PLACES
+    return is_elementwise(node) or overload_packet(node) in _KEEP_PLACES
 
 
 def _keeps_or_cuts_columns(node: fx.Node) -> bool:

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from elbowroom.capture.operators import is_never_stored
 from elbowroom.capture.values import evaluated, is_view, tensor_bytes
 from elbowroom.capture.writer import Writer
 
-aten, prims = torch.ops.aten, torch.ops.prims
+aten = torch.ops.aten
 
 _DEVICES = ("cuda",)
 _ALIGNED = {torch.bfloat16: 8, torch.float16: 8}  # elements that are sixteen bytes
@@ -83,10 +84,7 @@ def _align(pads: _Pads, node: fx.Node) -> None:
 
 def _is_cheap(operand: Any, largest: int) -> bool:
     """Whether zeros can be written along with a value, or a copy of it is small."""
-    value = _behind_views(operand)
-    pointwise = torch.Tag.pointwise in getattr(value.target, "tags", ())
-    computed = pointwise or value.target is prims.convert_element_type.default
-    return computed or _LITTLE * tensor_bytes(operand) <= largest
+    return is_never_stored(_behind_views(operand)) or _LITTLE * tensor_bytes(operand) <= largest
 
 
 class _Pads:

@@ -24,8 +24,8 @@ from torch._inductor.choices import InductorChoices
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.virtualized import V
 
-from elbowroom.capture.fusion import draws, is_fusible, reads_windows
 from elbowroom.capture.joint_graph import Captured
+from elbowroom.capture.operators import draws, is_fusible, reads_windows
 from elbowroom.capture.rewrite import APART
 from elbowroom.execute.accumulate import engine_accumulates, is_autograds
 from elbowroom.execute.tickets import ALONE, holders

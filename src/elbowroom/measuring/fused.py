@@ -11,8 +11,8 @@ import torch
 from torch import fx
 from torch._inductor.graph import GraphLowering
 
-from elbowroom.capture.fusion import draws, is_fusible, is_reduction
 from elbowroom.capture.joint_graph import Captured, is_getitem
+from elbowroom.capture.operators import draws, is_fusible, is_reduction
 from elbowroom.capture.values import tensor_bytes
 from elbowroom.measuring.ops import CHANNELS_LAST, KERNELS_ALONE, Report, costs_of, cuda_seconds
 
