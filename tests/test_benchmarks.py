@@ -45,6 +45,19 @@ def test_the_papers_figures_can_be_made_again(script, options, says, tmp_path):
     assert json.loads(numbers.read_text())
 
 
+def test_plans_of_whole_models_are_compared_without_running_them(tmp_path):
+    pytest.importorskip("torch")
+    numbers = tmp_path / "planned.json"
+    options = ["--tiny", "--models", "tiny-unet", "--kernels", "torch", "--shares", "0.5", "--json", numbers]
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "planned.py", *options], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads(numbers.read_text())
+    assert 0 < row["least"] <= row["values"] <= row["stages"] <= row["chain"]
+    assert "Value by value, plans are" in done.stdout
+
+
 def test_operators_are_compared_with_what_the_profiler_saw():
     pytest.importorskip("torch")
     done = subprocess.run(

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import Phase, event, given, settings
 from hypothesis import strategies as st
 
+from elbowroom.keeping import Choices
 from elbowroom.planning import Planner
 from elbowroom.program import Surroundings, make_program, predict
 from joints import Step, check, joint_of, joints, missing, surroundings
@@ -117,9 +118,10 @@ def test_a_plan_says_why_it_was_chosen():
     longer = as_chain.prediction.time_s / plan.prediction.time_s - 1
     assert longer > 0
     lower = planner.best(too_little)
-    for why, ending in ((plan.why, f"{longer:+.1%}"), (lower.why, "it does not fit")):
-        assert why.startswith("fastest of 5 ways to cut and count; next best +")
-        assert why.endswith(f", as a chain {ending}")
+    for chosen, room, ending in ((plan, enough, f"{longer:+.1%}"), (lower, too_little, "it does not fit")):
+        assert chosen.why.startswith("fastest of 5 ways to cut; next best +")
+        above = chosen.prediction.time_s / Choices(joint, Surroundings()).least_s(room) - 1
+        assert chosen.why.endswith(f", as a chain {ending}, at most {above:.1%} above the least possible")
 
 
 def test_late_gradients_leave_their_memory_to_the_step():

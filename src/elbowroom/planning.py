@@ -17,6 +17,7 @@ from typing import NamedTuple
 from elbowroom.joint import Joint
 from elbowroom.problem import Chain
 from elbowroom.program import Prediction, Program, Surroundings, make_program, peak_in_a_row, predict
+from elbowroom.refining import Refiner
 from elbowroom.schedule import Operation, simulate
 from elbowroom.solve.persistent import Sweep
 from elbowroom.stages.costs import Account, Staged, stage
@@ -26,6 +27,7 @@ from elbowroom.stages.structure import Structure, structure_of
 from elbowroom.stages.translate import order_of
 
 _TURNS = 7  # of the dial, per way to cut and count
+_WORTH = 0.003  # of the time, for choosing value by value
 _TRIES = 60  # values considered for keeping after all, once a program is found
 
 
@@ -36,8 +38,6 @@ class Planned:
     program: Program
     prediction: Prediction
     method: str
-    schedule: tuple[Operation, ...] = ()
-    staged: Staged | None = None
     recorded: bool = False  # replayed as CUDA graphs rather than launched
     why: str = ""
 
@@ -124,7 +124,7 @@ class Planner:
             return None
         best = self._fastest(room)
         if best is not None and not self.as_chain:
-            self._keep_more(best, room)
+            self._refine(self._keep_more(best, room), room)
             best = self._fastest(room)
         return None if best is None else replace(best, why=self._reason(best, room))
 
@@ -163,10 +163,13 @@ class Planner:
             said.append("as a chain it does not fit")
         elif min(chains) > fitting[0]:
             said.append(f"as a chain {_longer(min(chains), plan)}")
-        return f"fastest of {len(times)} ways to cut and count; {', '.join(said)}"
+        least_s = self._refiner.least_s(room)
+        gap = max(0.0, plan.prediction.time_s / least_s - 1) if least_s else 0.0
+        said.append(f"at most {gap:.1%} above the least possible")
+        return f"fastest of {len(times)} ways to cut; {', '.join(said)}"
 
     def _fastest(self, room: int) -> Planned | None:
-        fitting = [plan for plan in self._known if plan.prediction.peak_bytes <= room]
+        fitting = [plan for plan in self._known if _fits(plan.prediction, room)]
         return min(fitting, key=lambda plan: plan.prediction.time_s, default=None)
 
     def _turn(self, way: _Way, room: int) -> None:
@@ -214,7 +217,7 @@ class Planner:
             staged = self._candidates[number].staged
             method = self._method(number, account)
             program = make_program(self.joint, order_of(staged, schedule), apart=self._candidates[number].apart)
-            plan = Planned(program, predict(self.joint, program, self.around), method, schedule, staged)
+            plan = Planned(program, predict(self.joint, program, self.around), method)
             self._translated[number, schedule] = plan
             self._learn(plan)
         self._found.setdefault(way, []).append(plan.prediction)
@@ -239,6 +242,22 @@ class Planner:
         outside = self.around.outside_bytes + self.joint.bytes_of(results | arriving)
         return self._candidates[number].staged.chain(account, outside)
 
+    @cached_property
+    def _refiner(self) -> Refiner:
+        return Refiner(self.joint, self.around)
+
+    def _refine(self, plan: Planned, room: int) -> None:
+        """Choose value by value, beginning with a plan; one that gains little is not worth its irregularity."""
+        enough_s = (1 - _WORTH) * plan.prediction.time_s
+        programs = self._refiner.programs((plan.program, plan.prediction), room)
+        fitting = [
+            Planned(*found, f"{plan.method}, then value by value") for found in programs if _fits(found[1], room)
+        ]
+        refined = min(fitting, default=plan, key=lambda found: found.prediction.time_s)
+        if refined.prediction.time_s < enough_s:
+            self._learn(refined)
+            self._keep_more(refined, room)
+
     def _keep_more(self, plan: Planned, room: int) -> Planned:
         """Use up what room is left: keep values from the forward that the plan would recompute, dearest first."""
         joint = self.joint
@@ -259,7 +278,7 @@ class Planner:
             program = make_program(joint, order, apart=plan.program.apart)
             prediction = predict(joint, program, self.around)
             if prediction.peak_bytes <= room and prediction.time_s < plan.prediction.time_s:
-                plan = Planned(program, prediction, plan.method, plan.schedule, plan.staged)
+                plan = Planned(program, prediction, plan.method)
                 self._learn(plan)
         return plan
 
@@ -320,6 +339,10 @@ def _ends(pieces: Sequence[Piece]) -> tuple[int, ...]:
 
 def _least_time(found: Iterable[Prediction], room: int) -> float | None:
     return min((prediction.time_s for prediction in found if prediction.peak_bytes <= room), default=None)
+
+
+def _fits(prediction: Prediction, room: int) -> bool:
+    return prediction.peak_bytes <= room
 
 
 def _longer(time: float, plan: Planned) -> str:

@@ -1,0 +1,189 @@
+"""What plans of whole models promise, without a GPU: as a chain, by stages, value by value, and the least possible.
+
+    python benchmarks/planned.py [--models unet t5-base …] [--kernels inductor] [--shares 0.5 0.35] [--json FILE]
+    python benchmarks/planned.py --tiny
+
+Models are traced at full size on the CPU; nothing of them runs. Operators' times are estimated as for a GPU, by FLOPs
+and bytes moved, so the table shows extra time over saving everything, as predicted, and no milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import mean
+from unittest import mock
+
+import gpu_fit
+import torch
+from cases import GRAPH_MODELS, MODELS, TINY_GRAPH_MODELS, TINY_MODELS, Case
+
+from elbowroom import refining
+from elbowroom.capture.backend import capture_settings, make_backend
+from elbowroom.capture.values import tensor_bytes
+from elbowroom.execute.region import Looks, Region
+from elbowroom.execute.session import measure_region, surroundings
+from elbowroom.measuring import estimate
+from elbowroom.measuring import fused as fused_costs
+from elbowroom.planning import Planned, Planner
+
+KERNELS = "torch", "inductor"
+HEADINGS = "model", "kernels, share", "chain", "stages", "value by value", "least", "stages s", "values s"
+GPU_BYTES_PER_S = 3e12
+
+
+@dataclass(frozen=True)
+class Row:
+    """Extra time over saving everything; None where nothing fits. Seconds are what planning took."""
+
+    model: str
+    kernels: str
+    share: float
+    chain: float | None
+    stages: float | None
+    values: float | None
+    least: float
+    stages_s: float
+    values_s: float
+    method: str
+
+
+def main() -> int:
+    options = parse()
+    rows: list[Row] = []
+    for name in options.models:
+        try:
+            for kernels in options.kernels:
+                for row in planned(name, options.known[name], kernels, options.shares):
+                    rows.append(row)
+                    print(f"{row.model}, {row.kernels}, {row.share:.0%}", file=sys.stderr, flush=True)
+        except ModuleNotFoundError as missing:
+            print(f"{name} is left out: {missing.name} is not installed", file=sys.stderr, flush=True)
+    gpu_fit.show([cells(row) for row in rows], HEADINGS)
+    print("Extra time over saving everything, as predicted within a share of its peak; –: does not fit.\n")
+    print("\n".join(summary(rows)))
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    return int(not rows)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="only these")
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=KERNELS, help="only these")
+    parser.add_argument(
+        "--shares", nargs="+", type=float, default=[0.5, 0.35], help="of the peak with everything saved"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all rows here")
+    parser.add_argument("--tiny", action="store_true", help="small models, to try the script")
+    options = parser.parse_args()
+    options.known = {**TINY_MODELS, **TINY_GRAPH_MODELS} if options.tiny else {**MODELS, **GRAPH_MODELS}
+    options.models = options.models or list(options.known)
+    gpu_fit.check_models(parser, options.models, options.known)
+    return options
+
+
+# --- planning ------------------------------------------------------------------------------------------------
+
+
+def planned(name: str, make: Callable[[], Case], kernels: str, shares: list[float]) -> Iterator[Row]:
+    region = traced(make(), fused=kernels == "inductor")
+    joint = region.captured.joint
+    late = {i: tensor_bytes(region.captured.nodes[i]) for i in joint.parameters}
+    around = replace(surroundings(region, loss_inside=True), late=late)
+    for share in shares:
+        planner, by_stages = Planner(joint, around), Planner(joint, around)
+        plain = planner.everything.prediction
+        room = int(share * plain.peak_bytes)
+
+        def extra(plan: Planned | None, plain_s: float = plain.time_s) -> float | None:
+            return None if plan is None else plan.prediction.time_s / plain_s - 1
+
+        with mock.patch.object(refining, "_ROUNDS", 0), mock.patch.object(refining, "_STEPS", 0):
+            without, stages_s = timed(by_stages.best, room)
+        best, values_s = timed(planner.best, room)
+        chain = Planner(joint, around, as_chain=True).best(room)
+        least = refining.Refiner(joint, around).least_s(room) / plain.time_s - 1
+        method = "" if best is None else best.method
+        yield Row(name, kernels, share, extra(chain), extra(without), extra(best), least, stages_s, values_s, method)
+
+
+def traced(case: Case, *, fused: bool) -> Region:
+    """The only graph of a training step, its operators' times estimated as on a GPU."""
+    torch._dynamo.reset()
+    regions: list[Region] = []
+    looks = Looks()
+    looks.calls = []
+
+    def found(region: Region) -> None:
+        region._look = out_of_memory  # then its outputs are zeros, and nothing runs
+        regions.append(region)
+
+    def step(*batch: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return case.loss(case.model(*batch[:-1]), batch[-1])
+
+    case.model.train()
+    with capture_settings(8):
+        torch.compile(step, backend=make_backend(found, refused, looks, fused=fused), dynamic=False)(
+            *case.inputs, case.target
+        )
+    (region,) = regions
+    with as_on_a_gpu():
+        measure_region(region, estimate=True)
+    return region
+
+
+def out_of_memory(arguments: list[object]) -> list[object]:
+    raise torch.OutOfMemoryError
+
+
+def refused(why: str) -> None:
+    raise RuntimeError(why)
+
+
+@contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """Estimates for a GPU, though what was traced is on the CPU."""
+    speeds = mock.patch.dict(estimate._SPEEDS, cpu=estimate._SPEEDS["cuda"])
+    with speeds, mock.patch.object(fused_costs, "_bytes_per_second", return_value=GPU_BYTES_PER_S):
+        yield
+
+
+def timed(best: Callable[[int], Planned | None], room: int) -> tuple[Planned | None, float]:
+    started = time.perf_counter()
+    return best(room), time.perf_counter() - started
+
+
+# --- showing -------------------------------------------------------------------------------------------------
+
+
+def cells(row: Row) -> list[str]:
+    told = [percent(each) for each in (row.chain, row.stages, row.values, row.least)]
+    return [row.model, f"{row.kernels} {row.share:.0%}", *told, f"{row.stages_s:.1f}", f"{row.values_s:.1f}"]
+
+
+def percent(extra: float | None) -> str:
+    return "–" if extra is None else f"{extra:+.1%}"
+
+
+def summary(rows: list[Row]) -> Iterator[str]:
+    fitting = [row for row in rows if row.stages is not None and row.values is not None]
+    if not fitting:
+        yield "Nothing fits."
+        return
+    gains = [(1 + row.stages) / (1 + row.values) - 1 for row in fitting]
+    above = [(1 + row.values) / (1 + row.least) - 1 for row in fitting]
+    before = [(1 + row.stages) / (1 + row.least) - 1 for row in fitting]
+    yield f"Value by value, plans are {mean(gains):.1%} faster than by stages on average, at most {max(gains):.1%}"
+    yield f"Above the least possible: by stages {mean(before):.1%} on average, value by value {mean(above):.1%}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,335 @@
+"""Chooses for every value whether it is kept for the backward or computed again: a linear program.
+
+A dynamic program over stages sees a few ways to save each stage. Here every value is a choice of its own. The
+backward is divided into *phases*, runs of its operators. A storage is kept across the border before a phase, or not;
+what a phase reads was kept across that border, or its operator runs again in that phase, and then what that reads
+must be there, too:
+
+    keep[p, n]     storage n is kept across the border before phase p; the first one is between forward and backward
+    again[p, v]    operator v runs again in phase p
+    ahead[v]       v, which only the backward needs, runs in the forward
+
+    least          Σ time[v] · (Σ again[p, v] + ahead[v])
+    such that      keep[p, n] + again[p, maker of n] ≥ 1             for all n that the backward reads in phase p
+                   keep[p, n] + again[p, maker of n] ≥ again[p, v]   for all n that v reads
+                   keep[p, n] + again[p, maker of n] ≥ keep[p + 1, n]
+                   ahead[maker of n] ≥ keep[0, n]
+                   ahead[maker of n] ≥ ahead[v]                      for all n that v reads
+                   bytes in use ≤ room                               at some moments
+
+How many bytes are in use at a moment is linear in these choices, given from when to when each value lives; and that
+can be read off a program (`Lives`). So a program's highest moments become rows, and what is chosen becomes another
+program. What the linear program keeps only in part is not kept.
+
+With one phase and one row, for the moment between forward and backward, the same linear program bounds every plan
+there is: what is not kept then must be computed again, by whatever schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+from scipy.sparse import csr_array, vstack
+
+from elbowroom.joint import Joint
+from elbowroom.program import Prediction, Program, Surroundings, make_program, predict, reads_of
+
+_MOMENTS, _APART = 30, 60  # rows of a program at most; how many of them would fill the backward evenly
+_WHOLE = 1 - 1e-6  # less than that of a value is not kept
+
+Floats = NDArray[np.float64]
+Row = tuple[Floats, float]  # coefficients, and the most that they may add up to
+
+
+class Lives(NamedTuple):
+    """When a program's values live, in moments, and the most bytes in use at each moment.
+
+    Moments count the forward's operators, then the backward's. What runs again before an operator of the backward
+    shares its moment. `first` and `last` are when a phase reads a storage. `copies` are storages that are made again:
+    which, from when, until when.
+    """
+
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    copies: NDArray[np.int64]
+    bytes: Floats
+    chosen: Floats
+
+
+class Choices:
+    """The linear program of one graph, and the programs that follow from it.
+
+    Variables have numbers. `keep` has those of storages at each border, `sizes` their bytes, 0 for other variables.
+    """
+
+    def __init__(self, joint: Joint, around: Surroundings, phases: int = 1) -> None:
+        self.joint = joint
+        self.around = around
+        self._turn = len(joint.forward)  # the moment between forward and backward
+        self._place = {op: at for at, op in enumerate((*joint.forward, *joint.backward))}
+        made = [(storage, size, op) for op in joint.forward for storage, size in joint.ops[op].makes]
+        self._number = {storage: n for n, (storage, _, _) in enumerate(made)}
+        self._maker = [op for _, _, op in made]
+        self._made_at = np.array([self._place[op] for op in self._maker], dtype=np.int64)
+        self._sizes = np.array([size for _, size, _ in made], dtype=np.float64)
+        results = {storage for op in joint.results for storage in joint.storages(op)}
+        arriving = {storage for op in joint.arriving for storage in joint.storages(op)}
+        self._there_anyway = around.outside_bytes + joint.bytes_of(results | arriving)
+        self._kept_sizes = np.where([storage in results for storage, _, _ in made], 0.0, self._sizes)
+        self._read_until = self._made_at.copy()  # in the forward
+        for op in joint.forward:
+            for n in self._storages(joint.ops[op].reads):
+                self._read_until[n] = max(self._read_until[n], self._place[op])
+        self._parts: dict[int, list[int]] = {}  # of tuples
+        for op in joint.forward:
+            for read in joint.ops[op].reads[:1]:
+                if not joint.ops[read].storable and joint.ops[op].is_view:
+                    self._parts.setdefault(read, []).append(op)
+        self._phase = self._phases(phases)
+        self._number_choices()
+        self._rules = self._make_rules()
+        everything = make_program(joint, joint.backward, apart=False)
+        ahead_s = sum(joint.ops[i.op].time for i in everything.forward if i.op in self._ahead)
+        self._besides_s = predict(joint, everything, around).time_s - ahead_s  # whatever is chosen
+
+    def least_s(self, room: int) -> float:
+        """Seconds that any program within the room takes, at the least."""
+        between = np.zeros(self._count)
+        between[self.keep[0]] = self._kept_sizes
+        between[0] = 0.0
+        chosen = self.solve([(between, float(room + self.around.late_bytes - self._there_anyway))])
+        return float("inf") if chosen is None else self._besides_s + float(self._times @ chosen)
+
+    # --- the linear program ---
+
+    def _phases(self, count: int) -> NDArray[np.int64]:
+        """The phase of every moment from the turn on: equal in bytes that the backward reads, for the last time."""
+        joint = self.joint
+        last = {n: at for at, op in enumerate(joint.backward) for n in self._storages(joint.ops[op].reads)}
+        done = np.zeros(len(joint.backward) + 1)
+        for n, at in last.items():
+            done[at] += self._sizes[n]
+        share = (np.cumsum(done) - done) / max(1.0, done.sum())
+        phase: NDArray[np.int64] = np.minimum((share * count).astype(np.int64), count - 1)
+        return phase
+
+    def _number_choices(self) -> None:
+        """Variables for what may be of use; all others are variable 0, which is always nothing."""
+        joint = self.joint
+        phases = int(self._phase[-1]) + 1
+        self._needs: list[dict[int, None]] = [{} for _ in range(phases)]
+        for phase, op in zip(self._phase.tolist(), joint.backward, strict=False):
+            self._needs[phase].update(dict.fromkeys(self._storages(joint.ops[op].reads)))
+        self.keep = np.zeros((phases, len(self._sizes)), dtype=np.int64)
+        self._again = [dict[int, int]() for _ in range(phases)]
+        self._count = 1
+        useful: set[int] = set()
+        for phase in reversed(range(phases)):
+            upstream = self._upstream(self._needs[phase])
+            useful |= upstream
+            self.keep[phase, sorted(useful)] = self._count + np.arange(len(useful))
+            self._count += len(useful)
+            for op in dict.fromkeys(self._maker[n] for n in sorted(upstream)):
+                self._again[phase][op] = self._new()
+        wanted = {
+            *joint.results,
+            *joint.updates,
+            *joint.effects,
+            *(op for op in joint.forward if joint.ops[op].random),
+        }
+        for op in reversed(joint.forward):
+            if op in wanted:
+                wanted.update(joint.ops[op].reads)
+        self._ahead = {op: self._new() for op in dict.fromkeys(self._maker) if op not in wanted}
+        self._times = np.zeros(self._count)
+        self._most = np.ones(self._count)
+        self._most[0] = 0.0
+        for numbers in (*self._again, self._ahead):
+            self._times[list(numbers.values())] = [joint.ops[op].time for op in numbers]
+        for numbers in self._again:
+            self._most[[number for op, number in numbers.items() if op in joint.kept]] = 0.0
+        self.sizes = np.zeros(self._count)
+        self.sizes[self.keep] = np.maximum(self._sizes, 1.0)
+        self.sizes[0] = 0.0
+
+    def _new(self) -> int:
+        self._count += 1
+        return self._count - 1
+
+    def _upstream(self, needs: dict[int, None]) -> set[int]:
+        """Storages that computing these again may take."""
+        found, waiting = set(needs), list(needs)
+        while waiting:
+            for n in self._storages(self.joint.ops[self._maker[waiting.pop()]].replay_reads):
+                if n not in found:
+                    found.add(n)
+                    waiting.append(n)
+        return found
+
+    def _make_rules(self) -> tuple[csr_array, list[float]]:
+        joint = self.joint
+        entries: list[tuple[int, int, float]] = []
+        most: list[float] = []
+
+        def rule(limit: float, *terms: tuple[int, float]) -> None:
+            entries.extend((len(most), variable, value) for variable, value in terms)
+            most.append(limit)
+
+        for phase, again in enumerate(self._again):
+            keep = self.keep[phase]
+            for n in self._needs[phase]:
+                rule(-1.0, (keep[n], -1.0), (again[self._maker[n]], -1.0))
+            for op, number in again.items():
+                for n in dict.fromkeys(self._storages(joint.ops[op].replay_reads)):
+                    if self._maker[n] != op:
+                        rule(0.0, (number, 1.0), (keep[n], -1.0), (again[self._maker[n]], -1.0))
+            if phase + 1 < len(self._again):
+                for n in np.flatnonzero(self.keep[phase + 1]).tolist():
+                    made = again.get(self._maker[n], 0)
+                    rule(0.0, (self.keep[phase + 1, n], 1.0), (keep[n], -1.0), (made, -1.0))
+        for op, number in self._ahead.items():
+            for storage, _ in joint.ops[op].makes:
+                rule(0.0, (self.keep[0, self._number[storage]], 1.0), (number, -1.0))
+            for n in dict.fromkeys(self._storages(joint.ops[op].reads)):
+                if self._maker[n] in self._ahead and self._maker[n] != op:
+                    rule(0.0, (number, 1.0), (self._ahead[self._maker[n]], -1.0))
+        rows, columns, values = zip(*entries, strict=True) if entries else ((), (), ())
+        return csr_array((values, (rows, columns)), shape=(len(most), self._count)), most
+
+    def solve(self, rows: Sequence[Row]) -> Floats | None:
+        """The best choices; None if there are none within all rows."""
+        rules, most = self._rules
+        limits = vstack([rules, csr_array(np.array([row for row, _ in rows]))], format="csr")
+        bounds = np.column_stack([np.zeros(self._count), self._most])
+        found = linprog(self._times, limits, [*most, *(limit for _, limit in rows)], bounds=bounds, method="highs-ds")
+        return None if found.x is None else np.asarray(found.x)
+
+    def rows(self, lives: Lives, moments: Iterable[int]) -> list[Row]:
+        """For each moment, coefficients of the choices, and the bytes in use besides them."""
+        rows = []
+        for moment in moments:
+            if np.isfinite(lives.bytes[moment]):
+                row = self._row(lives, moment)
+                rows.append((row, float(lives.bytes[moment] - row @ lives.chosen)))
+        return rows
+
+    def _row(self, lives: Lives, moment: int) -> Floats:
+        row = np.zeros(self._count)
+        if moment < self._turn:  # what the forward itself still reads is there anyway
+            waits = (self._made_at <= moment) & (self._read_until < moment)
+            row[self.keep[0]] = np.where(waits, self._kept_sizes, 0.0)
+            row[0] = 0.0
+            return row
+        phase = int(self._phase[moment - self._turn])
+        first, last = lives.first[phase], lives.last[phase]
+        still = last >= moment
+        row[self.keep[phase]] = np.where(still, self._kept_sizes, 0.0)
+        if phase + 1 < len(self.keep):
+            row[self.keep[phase + 1]] = np.where(still, 0.0, self._kept_sizes)
+        # Where nothing was made again, it would have to live as long as it is read.
+        alive = (first <= moment) & still
+        storages, start, end = lives.copies
+        here = (start <= moment) & (moment <= end)
+        alive[storages] = False
+        alive[storages[here]] = True
+        for n in np.flatnonzero(alive).tolist():
+            row[self._again[phase].get(self._maker[n], 0)] += self._sizes[n]
+        row[0] = 0.0
+        return row
+
+    def highest(self, lives: Lives) -> list[int]:
+        """The highest moments, not too close to each other."""
+        distance = len(self.joint.backward) / _APART
+        found: list[int] = []
+        for moment in np.argsort(-lives.bytes, kind="stable").tolist():
+            if len(found) == _MOMENTS or not np.isfinite(lives.bytes[moment]):
+                break
+            if all(abs(moment - other) > distance for other in found):
+                found.append(moment)
+        return found
+
+    # --- from programs and to programs ---
+
+    def _storages(self, ops: Sequence[int]) -> Iterator[int]:
+        for op in ops:
+            for storage in self.joint.ops[op].storages:
+                if storage in self._number:
+                    yield self._number[storage]
+
+    def lives(self, program: Program, prediction: Prediction) -> Lives:
+        """When a program's values live, and its choices."""
+        joint, phases, turn = self.joint, len(self._again), self._turn
+        sizes = np.full(turn + len(joint.backward) + 1, -np.inf)
+        for instruction, size in zip(program.forward, prediction.forward_bytes, strict=True):
+            moment = self._place[instruction.op]
+            sizes[moment] = max(sizes[moment], size)
+        moment = turn
+        sizes[moment] = prediction.between_bytes
+        first = np.full((phases, len(self._sizes)), len(sizes))
+        last = np.full((phases, len(self._sizes)), -1)
+        latest = {n: [n, -1, -1] for n in self._storages(program.saved)}
+        lives = list(latest.values())
+        chosen = np.zeros(self._count)
+        chosen[[self._ahead[i.op] for i in program.forward if i.op in self._ahead]] = 1.0
+        for instruction, size in zip(program.backward, prediction.backward_bytes, strict=True):
+            sizes[moment] = max(sizes[moment], size)
+            phase = int(self._phase[moment - turn])
+            if instruction.replay:
+                chosen[self._again[phase].get(instruction.op, 0)] = 1.0
+                for storage, _ in joint.ops[instruction.op].makes:
+                    n = self._number[storage]
+                    latest[n] = [n, moment, moment]
+                    lives.append(latest[n])
+            for n in self._storages(reads_of(joint, instruction)):
+                first[phase, n], last[phase, n] = min(first[phase, n], moment), moment
+                if n in latest:
+                    latest[n][2] = moment
+            if not instruction.replay:
+                moment = self._place[instruction.op] + 1
+        for n, start, end in lives:
+            since = 0 if start < 0 else int(self._phase[start - turn]) + 1
+            until = since if end < 0 else int(self._phase[end - turn]) + 1
+            chosen[self.keep[since:until, n]] = 1.0
+        chosen[0] = 0.0
+        copies = np.array([life for life in lives if life[1] >= 0], dtype=np.int64).reshape(-1, 3).T
+        return Lives(first, last, copies, sizes, chosen)
+
+    def program(self, chosen: Floats, *, apart: bool) -> Program:
+        """Keeps what was chosen as a whole; anything else is computed when its phase first reads it."""
+        joint = self.joint
+        whole = chosen[self.keep] > _WHOLE
+        whole[0, list(self._storages(tuple(joint.kept)))] = True
+        order: list[int] = []
+        saved = set(np.flatnonzero(whole[0]).tolist())
+        there: set[int] = set()
+        phase = 0
+        for moment, op in zip(self._phase.tolist(), joint.backward, strict=False):
+            if moment != phase:
+                phase = moment
+                kept = set(np.flatnonzero(whole[phase]).tolist())
+                saved = {n for n in saved if n in kept or self._maker[n] in joint.kept}
+                there = {value for value in there if kept.issuperset(self._storages((value,)))}
+            wanted = [(read, False) for read in reversed(joint.ops[op].reads)]
+            while wanted:
+                value, is_ready = wanted.pop()
+                entry = joint.ops[value]
+                if entry.kind != "forward" or value in there or self._is_kept(value, saved):
+                    continue
+                if is_ready:
+                    # Parts of a tuple are taken out at once, and the rest of it is gone.
+                    run = (value, *self._parts.get(value, ()))
+                    there.update(run)
+                    order += run
+                else:
+                    wanted.append((value, True))
+                    wanted += [(read, False) for read in reversed(entry.replay_reads)]
+            order.append(op)
+        return make_program(joint, order, apart=apart)
+
+    def _is_kept(self, op: int, kept: set[int]) -> bool:
+        storages = list(self._storages((op,)))
+        return self.joint.ops[op].storable and bool(storages) and kept.issuperset(storages)

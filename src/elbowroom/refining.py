@@ -1,0 +1,124 @@
+"""Looks for faster programs around one that fits, value by value.
+
+Each round reads off a program when its values live, has the linear program choose with that (`keeping.py`), and makes
+a program of what it chose. That one's values live otherwise, so it may take more than was reckoned: every program is
+predicted exactly, and whoever asks takes it or leaves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from elbowroom.joint import Joint
+from elbowroom.keeping import Choices, Floats, Row
+from elbowroom.program import Prediction, Program, Surroundings, predict
+
+_ROUNDS = 8  # programs that may miss the room, each made with the last one in mind
+_STEPS = 8  # from the best that fits, each no further away than the last one showed to be sensible
+_GAIN = 1e-4  # of the time: less is not worth another step
+_SMALLEST_STEP = 1 / 300  # of the bytes kept, or the room
+_PHASES = 4  # where one is not enough
+_NEAR = 0.02  # above the least that any program takes: nearer, one phase is enough
+
+Found = tuple[Program, Prediction]
+
+
+class Refiner:
+    """Refines programs of one graph."""
+
+    def __init__(self, joint: Joint, around: Surroundings) -> None:
+        self.joint = joint
+        self.around = around
+        self._once = Choices(joint, around)
+        self._in_phases: Choices | None = None
+        self._least: dict[int, float] = {}
+
+    def least_s(self, room: int) -> float:
+        """Seconds that any program within the room takes, at the least."""
+        if room not in self._least:
+            self._least[room] = self._once.least_s(room)
+        return self._least[room]
+
+    def programs(self, start: Found, room: int) -> Iterator[Found]:
+        """Programs found from one that fits: some fit, and some of those are faster."""
+        best = start
+        for found in self._afresh(self._once, start, room):
+            yield found
+            best = _better(found, best, room)
+        for found in self._step_by_step(self._once, best, room):
+            yield found
+            best = _better(found, best, room)
+        if best[1].time_s > (1 + _NEAR) * self.least_s(room):
+            # What is computed again lives through its phase; in one phase that may be too much to fit.
+            self._in_phases = self._in_phases or Choices(self.joint, self.around, _PHASES)
+            yield from self._step_by_step(self._in_phases, best, room)
+
+    def _afresh(self, choices: Choices, start: Found, room: int) -> Iterator[Found]:
+        """Each from the rows of the last two, asked for less where those took more than they should."""
+        program, prediction = start
+        moments: dict[int, None] = {}
+        earlier: list[Row] = []
+        aim = float(room)
+        for _ in range(_ROUNDS):
+            lives = choices.lives(program, prediction)
+            moments |= dict.fromkeys(choices.highest(lives))
+            rows = choices.rows(lives, moments)
+            asked = (_within(aim, earlier + rows), _within(aim, rows), _within(float(room), rows))
+            chosen = next((found for found in map(choices.solve, asked) if found is not None), None)
+            if chosen is None:
+                return
+            earlier = rows
+            program, prediction = self._made(choices, chosen, apart=program.apart)
+            yield program, prediction
+            aim += (room - prediction.peak_bytes) / 2
+
+    def _step_by_step(self, choices: Choices, start: Found, room: int) -> Iterator[Found]:
+        """Only from programs that fit to faster ones that fit, changing less where a change went wrong."""
+        best = start
+        lives = choices.lives(*best)
+        moments = dict.fromkeys(choices.highest(lives))
+        missed: list[Row] = []  # rows of what was tried since and did not fit
+        all_bytes = max(float(room), float(choices.sizes @ lives.chosen))
+        may_change = all_bytes / 4
+        for _ in range(_STEPS):
+            rows = _within(float(room), choices.rows(lives, moments) + missed)
+            chosen = choices.solve([*rows, _no_further(lives.chosen, choices.sizes, may_change)])
+            if chosen is None:
+                return
+            found = self._made(choices, chosen, apart=best[0].apart)
+            yield found
+            lives_found = choices.lives(*found)
+            highest = choices.highest(lives_found)
+            moments |= dict.fromkeys(highest)
+            if _better(found, best, room) is found:
+                if best[1].time_s - found[1].time_s < _GAIN * best[1].time_s:
+                    return
+                best, lives, missed = found, lives_found, []
+                may_change *= 2
+            else:
+                missed += choices.rows(
+                    lives_found, [moment for moment in highest if lives_found.bytes[moment] > room]
+                )
+                changed = float(choices.sizes @ np.abs(lives_found.chosen - lives.chosen))
+                may_change = min(changed, may_change) / 2
+                if may_change < _SMALLEST_STEP * all_bytes:
+                    return
+
+    def _made(self, choices: Choices, chosen: Floats, *, apart: bool) -> Found:
+        program = choices.program(chosen, apart=apart)
+        return program, predict(self.joint, program, self.around)
+
+
+def _better(one: Found, other: Found, room: int) -> Found:
+    return one if one[1].peak_bytes <= room and one[1].time_s < other[1].time_s else other
+
+
+def _no_further(chosen: Floats, sizes: Floats, may_change: float) -> Row:
+    """Bytes kept otherwise than before, at most."""
+    return np.where(chosen > 0, -sizes, sizes), may_change - float(sizes @ chosen)
+
+
+def _within(room: float, rows: Sequence[Row]) -> list[Row]:
+    return [(row, room - besides) for row, besides in rows]

@@ -1,0 +1,101 @@
+"""Choices value by value: what follows from them runs, and nothing is faster than their bound."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elbowroom.keeping import Choices
+from elbowroom.program import Surroundings, make_program, predict
+from joints import FORMS, Step, check, joint_of, joints, orders, surroundings
+
+PHASES = st.integers(1, 4)
+
+
+@st.composite
+def choices(draw, forms=FORMS):
+    """Of a random graph, and a random one of them, which may make no sense; the first is always nothing."""
+    found = Choices(draw(joints(forms=forms)), draw(surroundings()), draw(PHASES))
+    count = len(found.sizes) - 1
+    chosen = draw(st.lists(st.integers(0, 1), min_size=count, max_size=count))
+    return found, np.array([0, *chosen], dtype=float)
+
+
+@given(st.data(), joints(), surroundings())
+@settings(max_examples=200)
+def test_no_program_is_faster_than_the_least(data, joint, around):
+    prediction = predict(joint, make_program(joint, data.draw(orders(joint))), around)
+    least_s = Choices(joint, around).least_s(prediction.peak_bytes)
+    assert least_s <= prediction.time_s * (1 + 1e-9)
+
+
+@given(joints(), surroundings())
+def test_with_room_for_everything_the_least_is_plain_execution(joint, around):
+    plain = predict(joint, make_program(joint, joint.backward, apart=False), around)
+    assert Choices(joint, around).least_s(plain.peak_bytes) == pytest.approx(plain.time_s)
+
+
+@given(joints(), surroundings())
+@settings(max_examples=50)
+def test_the_least_falls_with_the_room(joint, around):
+    peak = predict(joint, make_program(joint, joint.backward), around).peak_bytes
+    found = Choices(joint, around)
+    times = [found.least_s(room) for room in range(0, peak + 1, max(1, peak // 7))]
+    assert all(less >= more - 1e-9 for less, more in pairwise(times))
+
+
+@given(choices())
+@settings(max_examples=200)
+def test_any_choice_is_a_program_that_runs_right(chosen):
+    found, values = chosen
+    check(found.joint, found.program(values, apart=True), found.around)
+
+
+@given(choices(tuple(form for form in FORMS if form != "mixed")))
+@settings(max_examples=200)
+def test_what_is_read_off_a_program_makes_the_same_program(chosen):
+    """But for tuples of a view of an input and something new: to have the one, the other is made again."""
+    found, values = chosen
+    program = found.program(values, apart=True)
+    lives = found.lives(program, predict(found.joint, program, found.around))
+    assert found.program(lives.chosen, apart=True) == program
+
+
+@given(choices())
+@settings(max_examples=100)
+def test_rows_tell_what_a_program_takes(chosen):
+    found, values = chosen
+    program = found.program(values, apart=True)
+    prediction = predict(found.joint, program, found.around)
+    lives = found.lives(program, prediction)
+    highest = found.highest(lives)
+    assert lives.bytes[highest[0]] == lives.bytes.max()
+    assert prediction.peak_bytes == max(0, lives.bytes.max())
+    for (row, besides), moment in zip(found.rows(lives, highest), highest, strict=True):
+        assert row @ lives.chosen + besides == pytest.approx(lives.bytes[moment])
+
+
+# --- by hand -------------------------------------------------------------------------------------------------
+
+
+def step(form: str, size: int, time: int) -> Step:
+    return Step(form, (1,), (size, size), time, 1, 0, False, False, False, False, True, False)
+
+
+def test_the_cheapest_is_computed_again():
+    joint = joint_of([step("plain", 8, time) for time in (5, 1, 3)])
+    found = Choices(joint, Surroundings())
+    plain = predict(joint, make_program(joint, joint.backward), Surroundings())
+    bounds = [found.least_s(plain.between_bytes - size) - plain.time_s for size in (0, 4, 8)]
+    assert bounds == pytest.approx([0, 0.5, 1])
+
+
+def test_what_only_the_backward_needs_may_wait_for_it():
+    """Computed in the backward alone, it takes no more time."""
+    joint = joint_of([step("plain", 1, 1), step("aside", 8, 5), step("plain", 1, 1)])
+    plain = predict(joint, make_program(joint, joint.backward), Surroundings())
+    assert Choices(joint, Surroundings()).least_s(plain.between_bytes - 8) == pytest.approx(plain.time_s)
