@@ -24,7 +24,6 @@ import gpu_fit
 import torch
 from cases import GRAPH_MODELS, MODELS, TINY_GRAPH_MODELS, TINY_MODELS, Case
 
-from elbowroom import refining
 from elbowroom.capture.backend import capture_settings, make_backend
 from elbowroom.capture.values import tensor_bytes
 from elbowroom.execute.region import Looks, Region
@@ -32,6 +31,7 @@ from elbowroom.execute.session import measure_region, surroundings
 from elbowroom.measuring import estimate
 from elbowroom.measuring import fused as fused_costs
 from elbowroom.planning import Planned, Planner
+from elbowroom.refining import Refiner
 
 KERNELS = "torch", "inductor"
 HEADINGS = "model", "kernels, share", "chain", "stages", "value by value", "least", "stages s", "values s"
@@ -105,11 +105,10 @@ def planned(name: str, make: Callable[[], Case], kernels: str, shares: list[floa
         def extra(plan: Planned | None, plain_s: float = plain.time_s) -> float | None:
             return None if plan is None else plan.prediction.time_s / plain_s - 1
 
-        with mock.patch.object(refining, "_ROUNDS", 0), mock.patch.object(refining, "_STEPS", 0):
-            without, stages_s = timed(by_stages.best, room)
-        best, values_s = timed(planner.best, room)
+        without, stages_s = timed(by_stages, room, refine=False)
+        best, values_s = timed(planner, room, refine=True)
         chain = Planner(joint, around, as_chain=True).best(room)
-        least = refining.Refiner(joint, around).least_s(room) / plain.time_s - 1
+        least = Refiner(joint, around).least_s(room) / plain.time_s - 1
         method = "" if best is None else best.method
         yield Row(name, kernels, share, extra(chain), extra(without), extra(best), least, stages_s, values_s, method)
 
@@ -156,9 +155,9 @@ def as_on_a_gpu() -> Iterator[None]:
         yield
 
 
-def timed(best: Callable[[int], Planned | None], room: int) -> tuple[Planned | None, float]:
+def timed(planner: Planner, room: int, *, refine: bool) -> tuple[Planned | None, float]:
     started = time.perf_counter()
-    return best(room), time.perf_counter() - started
+    return planner.best(room, refine=refine), time.perf_counter() - started
 
 
 # --- showing -------------------------------------------------------------------------------------------------

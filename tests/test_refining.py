@@ -6,8 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from elbowroom import refining
-from elbowroom.planning import Planner
+from elbowroom.planning import Planner, peak_together, plan_together
 from elbowroom.program import Surroundings, make_program, predict
 from elbowroom.refining import Refiner
 from joints import Step, check, joint_of, joints, missing, orders, surroundings
@@ -51,7 +50,7 @@ NETWORKS = [("unet", False, 0.5), ("siamese", True, 0.35), ("bert", False, 0.35)
 
 
 @pytest.mark.parametrize(("name", "fused", "share"), NETWORKS)
-def test_networks_are_planned_faster_value_by_value(name, fused, share, monkeypatch):
+def test_networks_are_planned_faster_value_by_value(name, fused, share):
     pytest.importorskip("torch")
     from captured import captured
 
@@ -59,9 +58,21 @@ def test_networks_are_planned_faster_value_by_value(name, fused, share, monkeypa
     planner = Planner(joint, around)
     room = int(share * planner.everything.prediction.peak_bytes)
     plan = planner.best(room)
-    monkeypatch.setattr(refining, "_ROUNDS", 0)
-    monkeypatch.setattr(refining, "_STEPS", 0)
-    without = Planner(joint, around).best(room)
+    without = Planner(joint, around).best(room, refine=False)
     assert plan.prediction.peak_bytes <= room
     assert plan.method.endswith("then value by value")
     assert plan.prediction.time_s < 0.985 * without.prediction.time_s
+
+
+def test_graphs_in_a_row_are_refined_together():
+    """Each is refined within its share; what they save must still fit beside each other."""
+    pytest.importorskip("torch")
+    from captured import captured
+
+    planners = [Planner(*captured("siamese", fused=True)), Planner(*captured("unet"))]
+    for share in (0.5, 0.6, 0.7):
+        room = int(share * peak_together([planner.everything for planner in planners]))
+        plans = plan_together([planners[0], planners[1], planners[0]], room)
+        assert plans[0] is plans[2]
+        assert peak_together(plans) <= room
+    assert any(plan.method.endswith("then value by value") for plan in plans)

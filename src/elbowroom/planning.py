@@ -112,8 +112,11 @@ class Planner:
         """What the graph looks like, for people: plans do not depend on it."""
         return structure_of(self.joint)
 
-    def best(self, room: int) -> Planned | None:
-        """The fastest program found within `room` bytes above what is resident; None if there is none."""
+    def best(self, room: int, *, refine: bool = True) -> Planned | None:
+        """The fastest program found within `room` bytes above what is resident; None if there is none.
+
+        Without `refine` it is not improved value by value, which takes as long as the rest.
+        """
         if self.everything.prediction.peak_bytes <= room:
             return self.everything
         ways = self._ways()
@@ -124,7 +127,9 @@ class Planner:
             return None
         best = self._fastest(room)
         if best is not None and not self.as_chain:
-            self._refine(self._keep_more(best, room), room)
+            kept = self._keep_more(best, room)
+            if refine:
+                self._refine(kept, room)
             best = self._fastest(room)
         return None if best is None else replace(best, why=self._reason(best, room))
 
@@ -297,13 +302,13 @@ def plan_together(planners: list[Planner], room: int) -> list[Planned] | None:
     low, high = 0.0, 1.0
     for _ in range(8):  # every graph gets the same share between its least and its most
         share = (low + high) / 2
-        shared = {planner: _share(planner, share) for planner in planners}
-        plans = [shared[planner] for planner in planners]
+        plans = _shared(planners, share, refine=False)
         if peak_together(plans) <= room:
             low, best = share, plans
         else:
             high = share
-    return best
+    refined = _shared(planners, low, refine=True)  # one may save more than before, within the same peak
+    return refined if peak_together(refined) <= room else best
 
 
 def peak_together(plans: list[Planned]) -> int:
@@ -311,9 +316,12 @@ def peak_together(plans: list[Planned]) -> int:
     return peak_in_a_row((plan.prediction.peak_bytes, plan.prediction.saved_bytes) for plan in plans)
 
 
-def _share(planner: Planner, share: float) -> Planned:
-    least, most = planner.least.prediction.peak_bytes, planner.everything.prediction.peak_bytes
-    return planner.best(int(least + share * (most - least))) or planner.least
+def _shared(planners: list[Planner], share: float, *, refine: bool) -> list[Planned]:
+    found = {}
+    for planner in dict.fromkeys(planners):
+        least, most = planner.least.prediction.peak_bytes, planner.everything.prediction.peak_bytes
+        found[planner] = planner.best(int(least + share * (most - least)), refine=refine) or planner.least
+    return [found[planner] for planner in planners]
 
 
 def _candidates(joint: Joint, as_chain: bool, most_ways: int) -> Iterator[_Candidate]:
