@@ -254,6 +254,8 @@ class Planner:
     def _refine(self, plan: Planned, room: int) -> None:
         """Choose value by value, beginning with a plan; one that gains little is not worth its irregularity."""
         enough_s = (1 - _WORTH) * plan.prediction.time_s
+        if enough_s <= self._refiner.least_s(room):
+            return
         programs = self._refiner.programs((plan.program, plan.prediction), room)
         fitting = [
             Planned(*found, f"{plan.method}, then value by value") for found in programs if _fits(found[1], room)
