@@ -8,6 +8,7 @@ predicted exactly, and whoever asks takes it or leaves it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -32,7 +33,6 @@ class Refiner:
         self.joint = joint
         self.around = around
         self._once = Choices(joint, around)
-        self._in_phases: Choices | None = None
         self._least: dict[int, float] = {}
 
     def least_s(self, room: int) -> float:
@@ -44,19 +44,28 @@ class Refiner:
     def programs(self, start: Found, room: int) -> Iterator[Found]:
         """Programs found from one that fits: some fit, and some of those are faster."""
         best = start
-        for found in self._afresh(self._once, start, room):
-            yield found
-            best = _better(found, best, room)
-        for found in self._step_by_step(self._once, best, room):
-            yield found
-            best = _better(found, best, room)
-        if best[1].time_s > (1 + _NEAR) * self.least_s(room):
-            # What is computed again lives through its phase; in one phase that may be too much to fit.
-            self._in_phases = self._in_phases or Choices(self.joint, self.around, _PHASES)
-            yield from self._step_by_step(self._in_phases, best, room)
+        for search in (self._afresh, self._in_one_phase, self._in_phases):
+            for found in search(start, best, room):
+                yield found
+                best = _better(found, best, room)
 
-    def _afresh(self, choices: Choices, start: Found, room: int) -> Iterator[Found]:
+    def _in_one_phase(self, start: Found, best: Found, room: int) -> Iterator[Found]:
+        for begin in _both(start, best):
+            yield from self._step_by_step(self._once, begin, room)
+
+    def _in_phases(self, start: Found, best: Found, room: int) -> Iterator[Found]:
+        """What is computed again lives through its phase; in a single one that may be too much to fit."""
+        if best[1].time_s > (1 + _NEAR) * self.least_s(room):
+            for begin in _both(start, best):
+                yield from self._step_by_step(self._divided, begin, room)
+
+    @cached_property
+    def _divided(self) -> Choices:
+        return Choices(self.joint, self.around, _PHASES)
+
+    def _afresh(self, start: Found, best: Found, room: int) -> Iterator[Found]:
         """Each from the rows of the last two, asked for less where those took more than they should."""
+        choices = self._once
         program, prediction = start
         moments: dict[int, None] = {}
         earlier: list[Row] = []
@@ -85,8 +94,11 @@ class Refiner:
         for _ in range(_STEPS):
             rows = _within(float(room), choices.rows(lives, moments) + missed)
             chosen = choices.solve([*rows, _no_further(lives.chosen, choices.sizes, may_change)])
-            if chosen is None:
+            if chosen is None and not missed:
                 return
+            if chosen is None:  # what did not fit forbids too much
+                missed, may_change = [], may_change / 2
+                continue
             found = self._made(choices, chosen, apart=best[0].apart)
             yield found
             lives_found = choices.lives(*found)
@@ -109,6 +121,11 @@ class Refiner:
     def _made(self, choices: Choices, chosen: Floats, *, apart: bool) -> Found:
         program = choices.program(chosen, apart=apart)
         return program, predict(self.joint, program, self.around)
+
+
+def _both(start: Found, best: Found) -> list[Found]:
+    """Neither is always the better one to begin with."""
+    return [start] if best is start else [start, best]
 
 
 def _better(one: Found, other: Found, room: int) -> Found:
