@@ -14,6 +14,8 @@ from elbowroom.program import Surroundings, make_program, predict
 from joints import FORMS, Step, check, joint_of, joints, orders, surroundings
 
 PHASES = st.integers(1, 4)
+# Of a view of an input and something new in one tuple, the view needs no storage, and still has to be made.
+UNMIXED = tuple(form for form in FORMS if form != "mixed")
 
 
 @st.composite
@@ -35,8 +37,13 @@ def test_no_program_is_faster_than_the_least(data, joint, around):
 
 @given(joints(), surroundings())
 def test_with_room_for_everything_the_least_is_plain_execution(joint, around):
+    """Less only where something is computed for the backward alone: in halves, the forward seems to do for both."""
     plain = predict(joint, make_program(joint, joint.backward, apart=False), around)
-    assert Choices(joint, around).least_s(plain.peak_bytes) == pytest.approx(plain.time_s)
+    found = Choices(joint, around)
+    least_s = found.least_s(plain.peak_bytes)
+    assert least_s <= plain.time_s * (1 + 1e-9)
+    if not found._ahead:
+        assert least_s == pytest.approx(plain.time_s)
 
 
 @given(joints(), surroundings())
@@ -55,10 +62,9 @@ def test_any_choice_is_a_program_that_runs_right(chosen):
     check(found.joint, found.program(values, apart=True), found.around)
 
 
-@given(choices(tuple(form for form in FORMS if form != "mixed")))
+@given(choices(UNMIXED))
 @settings(max_examples=200)
 def test_what_is_read_off_a_program_makes_the_same_program(chosen):
-    """But for tuples of a view of an input and something new: to have the one, the other is made again."""
     found, values = chosen
     program = found.program(values, apart=True)
     lives = found.lives(program, predict(found.joint, program, found.around))
