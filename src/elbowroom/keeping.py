@@ -36,7 +36,15 @@ from scipy.optimize import linprog
 from scipy.sparse import csr_array, vstack
 
 from elbowroom.joint import Joint
-from elbowroom.program import Prediction, Program, Surroundings, make_program, predict, reads_of
+from elbowroom.program import (
+    Prediction,
+    Program,
+    Surroundings,
+    bytes_between,
+    make_program,
+    predict,
+    reads_of,
+)
 
 _MOMENTS, _APART = 30, 60  # rows of a program at most; how many of them would fill the backward evenly
 _WHOLE = 1 - 1e-6  # less than that of a value is not kept
@@ -77,8 +85,6 @@ class Choices:
         self._made_at = np.array([self._place[op] for op in self._maker], dtype=np.int64)
         self._sizes = np.array([size for _, size, _ in made], dtype=np.float64)
         results = {storage for op in joint.results for storage in joint.storages(op)}
-        arriving = {storage for op in joint.arriving for storage in joint.storages(op)}
-        self._there_anyway = around.outside_bytes + joint.bytes_of(results | arriving)
         self._kept_sizes = np.where([storage in results for storage, _, _ in made], 0.0, self._sizes)
         self._read_until = self._made_at.copy()  # in the forward
         for op in joint.forward:
@@ -101,7 +107,8 @@ class Choices:
         between = np.zeros(self._count)
         between[self.keep[0]] = self._kept_sizes
         between[0] = 0.0
-        chosen = self.solve([(between, float(room + self.around.late_bytes - self._there_anyway))])
+        left = room + self.around.late_bytes - bytes_between(self.joint, self.around)
+        chosen = self.solve([(between, float(left))])
         return float("inf") if chosen is None else self._besides_s + float(self._times @ chosen)
 
     # --- the linear program ---

@@ -16,7 +16,15 @@ from typing import NamedTuple
 
 from elbowroom.joint import Joint
 from elbowroom.problem import Chain
-from elbowroom.program import Prediction, Program, Surroundings, make_program, peak_in_a_row, predict
+from elbowroom.program import (
+    Prediction,
+    Program,
+    Surroundings,
+    bytes_between,
+    make_program,
+    peak_in_a_row,
+    predict,
+)
 from elbowroom.refining import Refiner
 from elbowroom.schedule import Operation, simulate
 from elbowroom.solve.persistent import Sweep
@@ -242,10 +250,7 @@ class Planner:
         self._known = [k for k in self._known if k not in beaten] + [plan]
 
     def _chain(self, number: int, account: Account) -> Chain:
-        results = {s for op in self.joint.results for s in self.joint.storages(op)}
-        arriving = {s for op in self.joint.arriving for s in self.joint.storages(op)}
-        outside = self.around.outside_bytes + self.joint.bytes_of(results | arriving)
-        return self._candidates[number].staged.chain(account, outside)
+        return self._candidates[number].staged.chain(account, bytes_between(self.joint, self.around))
 
     @cached_property
     def _refiner(self) -> Refiner:
@@ -348,7 +353,7 @@ def _ends(pieces: Sequence[Piece]) -> tuple[int, ...]:
 
 
 def _least_time(found: Iterable[Prediction], room: int) -> float | None:
-    return min((prediction.time_s for prediction in found if prediction.peak_bytes <= room), default=None)
+    return min((prediction.time_s for prediction in found if _fits(prediction, room)), default=None)
 
 
 def _fits(prediction: Prediction, room: int) -> bool:

@@ -211,6 +211,12 @@ def predict(
     return Prediction(tuple(forward), tuple(backward), between, saved_bytes, time)
 
 
+def bytes_between(joint: Joint, around: Surroundings) -> int:
+    """Bytes between forward and backward in any program: results, what arrives, what happens outside."""
+    there = {storage for op in (*joint.results, *joint.arriving) for storage in joint.storages(op)}
+    return around.outside_bytes + joint.bytes_of(there)
+
+
 def peak_in_a_row(programs: Iterable[tuple[int, int]]) -> int:
     """The peak of programs in a row, given the peak of each and what it saves, which stays while the next run."""
     held = top = 0
