@@ -24,6 +24,7 @@ from torch._inductor.choices import InductorChoices
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.virtualized import V
 
+from elbowroom.capture.images import images
 from elbowroom.capture.joint_graph import Captured
 from elbowroom.capture.operators import draws, is_fusible, reads_windows
 from elbowroom.capture.rewrite import APART
@@ -323,6 +324,7 @@ class _Graph:
         self.captured = captured
         self.channels_last = channels_last
         self.cones = captured.cones
+        self._images = images(captured.module.graph) if channels_last else set()
         self.graph = fx.Graph()
         self.values: dict[fx.Node, fx.Node] = {}  # stored values: the latest copy
         self.returned: dict[int, fx.Node] = {}
@@ -363,7 +365,7 @@ class _Graph:
             return
         if APART in root.meta or (readers > 1 and any(map(draws, inside))):
             self.values[root] = self._strided(self.values[root], root.meta["val"].stride())
-        elif is_fusible(root) and not self.captured.joint.ops[instruction.op].is_view:
+        elif root in self._images and is_fusible(root) and not self.captured.joint.ops[instruction.op].is_view:
             self.values[root] = self._channels_last(self.values[root])
 
     def _lay_out(self, node: fx.Node) -> None:
