@@ -30,7 +30,6 @@ import torch._inductor.config
 from cases import Case
 from gate import Gate
 from gpu_fit import MIB, NO_LIMIT, Cpu, Gpu, Row, check_models, said
-from pool import pool_bytes
 
 CONTEXT_BYTES = 700 * MIB  # of GPU memory that a process takes for itself
 PEER_BYTES = 8 << 30  # a guess, not known before it ran; it holds its memory only at its end
@@ -294,7 +293,7 @@ def run_fitted(bench: Bench, cell: Cell) -> tuple[Row, Any]:
         within_budget=bench.resident_bytes + cost["peak_bytes"] <= plan.budget_bytes,
         seconds=seconds,
         note=" ".join([how_it_runs(entry), *(str(each.message) for each in said_so if entry.instead is not None)]),
-        tried=[] if entry.trials is None else [told(tried, entry) for tried in entry.trials.known],
+        tried=[] if entry.trials is None else [told(tried) for tried in entry.trials.known],
     )
     return row, plan
 
@@ -307,15 +306,13 @@ def how_it_runs(entry: Any) -> str:
     return f"{len(tried)} compiled, {'replayed' if recorded else 'launched'}"
 
 
-def told(tried: Any, entry: Any) -> dict[str, Any]:
-    """Of recordings, also what their pool would take as `pool.py` plays the allocator."""
-    (plan,), (planner,), (region,) = tried.planned, entry.planners, entry.regions
+def told(tried: Any) -> dict[str, Any]:
+    """Of recordings, what was expected of their pool."""
+    (plan,) = tried.planned
     predicted = {"predicted_bytes": plan.prediction.peak_bytes, "predicted_ms": 1e3 * plan.prediction.time_s}
     measured = {"peak_bytes": tried.peak_bytes, "ms": 1e3 * tried.time_s, "recorded": tried.recorded}
     if tried.recorded:
-        around, fixed = planner.around, region.captured.fixed_inputs
-        pool = pool_bytes(planner.joint, plan.program, around, fixed)
-        predicted["predicted_pool_bytes"] = pool + around.outside_bytes - around.late_bytes
+        predicted["predicted_pool_bytes"] = tried.expected_bytes
     return {**predicted, **measured, "kernels_ms": 1e3 * tried.kernels_s, "host_ms": 1e3 * tried.host_s}
 
 

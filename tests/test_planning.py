@@ -55,6 +55,29 @@ def test_more_room_never_takes_longer(rising, problem):
     assert all(less >= more for less, more in pairwise(times))
 
 
+@given(problems(), st.lists(st.integers(0, 4), min_size=7, max_size=7))
+@settings(max_examples=60)
+def test_where_more_than_the_peak_counts_the_fastest_that_fits_is_found(problem, gaps):
+    """A program takes up to double its peak here, and one that is a byte smaller takes quite another part more."""
+    joint, around, rooms = problem
+    planner = Planner(joint, around)
+
+    def size_of(program):
+        peak = predict(joint, program, around).peak_bytes
+        return peak + peak * gaps[peak % 7] // 4
+
+    for room in rooms:
+        plan, best = planner.best_sized(room, size_of), planner.best(room)
+        if plan is not None:
+            assert check(joint, plan.program, around) == plan.prediction
+            assert size_of(plan.program) <= room
+            assert plan.prediction.time_s >= best.prediction.time_s
+        if best is not None and size_of(best.program) <= room:
+            assert plan.prediction.time_s == best.prediction.time_s
+        if planner.best(room // 2) is not None:
+            assert plan is not None
+
+
 @given(problems())
 @settings(max_examples=80)
 @pytest.mark.parametrize("whole", [False, True])

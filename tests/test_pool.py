@@ -1,27 +1,18 @@
-"""The allocator as benchmarks play it: places never overlap, gaps are joined, a pool is no smaller than a peak."""
+"""The allocator as it is played: places never overlap, gaps are joined, a pool is no smaller than a peak."""
 
 from __future__ import annotations
 
-import importlib
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(BENCHMARKS)
-        yield importlib.import_module("pool")
+from elbowroom import pool
 
 
 @given(wishes=st.lists(st.tuples(st.booleans(), st.integers(1, 20))))
-def test_places_are_apart_and_gaps_are_joined(pool, wishes):
+def test_places_are_apart_and_gaps_are_joined(wishes):
     piece, live, most = pool.Piece(4 * pool.BLOCK), {}, 0
     for gives, number in wishes:
         if gives and live:
@@ -42,7 +33,7 @@ def test_places_are_apart_and_gaps_are_joined(pool, wishes):
     assert most <= piece.size
 
 
-def test_a_small_gap_is_taken_before_a_larger_one(pool):
+def test_a_small_gap_is_taken_before_a_larger_one():
     piece = pool.Piece(pool.BLOCK)
     starts = [piece.take(blocks * pool.BLOCK) for blocks in (4, 1, 2, 1)]
     piece.give(starts[0])
@@ -52,7 +43,7 @@ def test_a_small_gap_is_taken_before_a_larger_one(pool):
     assert piece.size == 8 * pool.BLOCK
 
 
-def test_a_pool_is_as_large_as_the_programs_peak_or_larger(pool):
+def test_a_pool_is_as_large_as_the_programs_peak_or_larger():
     torch = pytest.importorskip("torch")
     import elbowroom
     from elbowroom.report.training_demo import Transformer

@@ -36,6 +36,15 @@ from elbowroom.stages.translate import order_of
 
 _TURNS = 7  # of the dial, per way to cut and count
 _WORTH = 0.003  # of the time, for choosing value by value
+_LOWER = (
+    1.0,
+    0.95,
+    0.9,
+    0.85,
+    0.75,
+    0.6,
+    0.5,
+)  # of the room: where to look for programs of which more than the peak counts
 _TRIES = 60  # values considered for keeping after all, once a program is found
 
 
@@ -110,6 +119,7 @@ class Planner:
             shown = _candidates(joint.with_parts_shown(), as_chain, most_ways)
             self._candidates += [candidate._replace(apart=False) for candidate in shown]
         self._known = [self.everything]  # every program found that none beats in both time and peak
+        self._made = [self.everything]  # every program found
         self._sweeps: dict[_Way, list[Sweep]] = {}
         self._lowest: set[_Way] = set()  # ways whose lowest schedule is among what is known
         self._translated: dict[tuple[int, tuple[Operation, ...]], Planned] = {}  # by cut and schedule
@@ -140,6 +150,23 @@ class Planner:
                 self._refine(kept, room)
             best = self._fastest(room)
         return None if best is None else replace(best, why=self._reason(best, room))
+
+    def best_sized(self, room: int, size_of: Callable[[Program], int]) -> Planned | None:
+        """The fastest program found that takes no more than `room` as `size_of` counts; None if there is none.
+
+        By that count a program takes its peak or more. How much more differs from one to the next, and a smaller one
+        may well take more: so many are counted, those that were made for less room, too.
+        """
+        for share in _LOWER:
+            plan = self.best(int(share * room))
+            if plan is None or size_of(plan.program) <= room:
+                break
+        in_time = sorted(self._made, key=lambda plan: plan.prediction.time_s)
+        found = (plan for plan in in_time if _fits(plan.prediction, room) and size_of(plan.program) <= room)
+        best = next(found, None)
+        if best is None or best is self.everything:
+            return best
+        return replace(best, why=self._reason(best, room))
 
     @property
     def least(self) -> Planned:
@@ -243,6 +270,7 @@ class Planner:
         return f"persistent, {len(candidate.staged.pieces)} stages{where}, {account} account{parts}"
 
     def _learn(self, plan: Planned) -> None:
+        self._made.append(plan)
         time, peak = plan.prediction.time_s, plan.prediction.peak_bytes
         if any(k.prediction.time_s <= time and k.prediction.peak_bytes <= peak for k in self._known):
             return

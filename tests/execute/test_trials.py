@@ -22,6 +22,8 @@ class Program(int):
     def replays(self) -> dict[int, int]:
         return {} if self == MOST else {0: 1}
 
+    forward = backward = ()
+
 
 def time_for(size: int) -> float:
     return 2.0 - size / MOST
@@ -42,18 +44,23 @@ def loop(monkeypatch):
     def plan_together(planners, room):
         return [planned(min(MOST, room))] if room >= LEAST else None
 
+    def best_sized(room, size_of):
+        return planned(min(MOST, room)) if room >= LEAST else None
+
     def make(measured=lambda size: size, time=time_for, device="cpu", pool=None, replayed=time_for, kernels=time_for):
         captured = SimpleNamespace(device=SimpleNamespace(type=device))
-        planner = SimpleNamespace(least=planned(LEAST))
+        planner = SimpleNamespace(least=planned(LEAST), best_sized=best_sized)
         found = Trials([SimpleNamespace(release=lambda: None, captured=captured)], [planner])
         found.compiled = []
 
         def attempt(plans, room, *, recorded):
             size = int(plans[0].program)
             found.compiled.append(size)
-            tried = [Tried(tuple(plans), (Trial(measured(size), time(size), kernels(size)),))]
+            trial = Trial(measured(size), time(size), kernels(size))
+            tried = [Tried(tuple(plans), (trial,), expected_bytes=size)]
             if pool is not None:
-                tried.append(Tried(tuple(plans), (Trial(pool(size), replayed(size)),), recorded=True))
+                trial = Trial(pool(size), replayed(size))
+                tried.append(Tried(tuple(plans), (trial,), recorded=True, expected_bytes=size))
             return tried
 
         found._try = attempt
@@ -215,9 +222,10 @@ def test_what_is_tried_of_a_program(monkeypatch, kernels_s, recorded, pool, free
     monkeypatch.setattr(trials, "recordable", lambda captured: True)
     monkeypatch.setattr(rehearsal, "launched", lambda *args: Trial(60, 1.0, kernels_s))
     monkeypatch.setattr(rehearsal, "recorded", lambda *args: None if pool is None else Trial(pool, 0.6))
+    monkeypatch.setattr(trials, "pool_bytes", lambda joint, program, *args: int(program))
     plan = planned(60)
     plan.prediction.between_bytes = 20
-    planner = SimpleNamespace(around=SimpleNamespace(late_bytes=0, outside_bytes=0))
+    planner = Planner()
     found = Trials([Region()], [planner], left_free=free)._try([plan], 100, recorded=recorded)
     assert [tried.recorded for tried in found] == ways
     assert [tried.peak_bytes for tried in found] == [70 if way else 60 for way in ways]
@@ -228,9 +236,12 @@ RECORDED = 1.5  # times faster than launched
 
 @pytest.fixture
 def recording(monkeypatch):
-    """Trials of programs whose kernels wait; a recording must leave bytes `free` between steps. `works` or fails."""
+    """Trials of programs whose kernels wait; a recording must leave bytes `free` between steps. `works` or fails.
 
-    def make(free, *, works=True):
+    Pools are expected to be as large as programs, but for `pools`.
+    """
+
+    def make(free, *, works=True, pools={}):
         seen = []
 
         def launched(region, number, *args):
@@ -239,13 +250,13 @@ def recording(monkeypatch):
 
         def recorded(region, number, *args):
             seen.append((number, True))
-            return Trial(number + free, time_for(number) / RECORDED) if works else None
+            return Trial(pools.get(number, number) + free, time_for(number) / RECORDED) if works else None
 
         monkeypatch.setattr(trials, "recordable", lambda captured: True)
         monkeypatch.setattr(rehearsal, "launched", launched)
         monkeypatch.setattr(rehearsal, "recorded", recorded)
-        planner = SimpleNamespace(least=planned(LEAST), around=SimpleNamespace(late_bytes=0, outside_bytes=0))
-        found = Trials([Region()], [planner], left_free=free)
+        monkeypatch.setattr(trials, "pool_bytes", lambda joint, program, *args: pools.get(int(program), int(program)))
+        found = Trials([Region()], [Planner()], left_free=free)
         found.seen = seen
         return found
 
@@ -281,14 +292,57 @@ def test_the_last_recording_leaves_as_much_as_was_ever_missing(recording, monkey
     assert served.peak_bytes == 57
 
 
+GAPS = {60: 80, **dict.fromkeys(range(42, 60), 70)}
+
+
+def test_a_recording_is_planned_by_the_pool_that_is_expected(recording):
+    found = recording(free=0, pools=GAPS)
+    assert best(found, 60).recorded
+    assert found.seen == [(60, False), (60, True), (41, True)]
+
+
+@pytest.mark.parametrize(("kernel_s", "longer", "first"), [(1e-5, 2.0, 41), (1e-5, 1.1, 60), (1.0, 2.0, 60)])
+def test_where_kernels_are_short_the_first_plan_is_one_that_can_be_recorded(
+    recording, monkeypatch, kernel_s, longer, first
+):
+    """If that takes little longer. A program here is one kernel that takes a second or two, or many short ones."""
+    monkeypatch.setattr(trials, "_LITTLE_LONGER", longer)
+    monkeypatch.setattr(Program, "forward", (SimpleNamespace(op=0),) * int(2 / kernel_s))
+    found = recording(free=0, pools=GAPS)
+    assert best(found, 60).recorded
+    assert found.seen[0] == (first, False)
+    assert found.seen[-1] == (41, True)
+
+
+def test_a_recording_that_missed_and_was_no_faster_is_not_planned_again(recording, monkeypatch):
+    found = recording(free=0, pools={60: 80})
+    monkeypatch.setattr(rehearsal, "launched", lambda *args: Trial(60, 1.0, 0.0, host_s=0.6))
+    monkeypatch.setattr(rehearsal, "recorded", lambda *args: Trial(80, 0.99))
+    monkeypatch.setattr(Planner, "best_sized", lambda *args: pytest.fail("planned"))
+    assert best(found, 60).peak_bytes == 60
+    assert [tried.recorded for tried in found.known] == [False, True]  # it was doubtful whether the host is in time
+
+
 def test_what_cannot_be_recorded_is_tried_once(recording):
     found = recording(free=3, works=False)
     assert not best(found, 60).recorded
     assert [number for number, recorded in found.seen if recorded] == [57]
 
 
+class Planner:
+    """Finds the largest program of which no more than the room counts."""
+
+    joint = SimpleNamespace(ops=[SimpleNamespace(time=1.0)])
+    around = SimpleNamespace(late_bytes=0, outside_bytes=0)
+    least = planned(LEAST)
+
+    def best_sized(self, room, size_of):
+        sizes = [size for size in range(LEAST, MOST + 1) if size_of(Program(size)) <= room]
+        return planned(sizes[-1]) if sizes else None
+
+
 class Region:
-    captured = SimpleNamespace(device=SimpleNamespace(type="cpu"))
+    captured = SimpleNamespace(device=SimpleNamespace(type="cpu"), fixed_inputs=())
 
     def release(self) -> None:
         pass

@@ -22,7 +22,7 @@ def transformer():
 def many_words():
     """So many that their number matters: products with logits are padded."""
     tokens = torch.randint(10007, (16, 257), device="cuda")
-    return Transformer(10007, 256, 256, 4, 2, dropout=0.0).cuda(), (tokens[:, :-1], tokens[:, 1:])
+    return Transformer(10007, 256, 256, 4, 6, dropout=0.0).cuda(), (tokens[:, :-1], tokens[:, 1:])
 
 
 def cnn():

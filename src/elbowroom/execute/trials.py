@@ -19,16 +19,23 @@ from elbowroom.execute.region import Region
 from elbowroom.execute.rehearsal import Trial
 from elbowroom.execute.settings import CUDA_MARGIN_SHARE
 from elbowroom.planning import Planned, Planner, peak_together, plan_together
-from elbowroom.program import peak_in_a_row
+from elbowroom.pool import pool_bytes
+from elbowroom.program import Program, peak_in_a_row
 
 _GAIN = 1.01  # times faster than what has been found: less is not worth another compilation
 _AWAY = 0.003  # of the room, to stay away from it when a first plan has missed it
-_UNSURE = 0.06  # of what was missing: next time it may be that much more; DenseNet's recordings differ by up to 5 %
+_UNSURE = 0.06  # of what was missing: next time it may be that much more
+_POOL_UNSURE = 0.01  # of the room, the same for recordings, whose pools are played: they differ by up to 3 %
 _FAR_AWAY = 0.05  # the same when nothing has fit and only one more may be compiled
 _WORTH = 1.03  # times faster than launched, for a recording
 _WAITS = 1.05  # times as long as the kernels take: a single step runs at higher clocks, by up to 4 % on an H200
 _IN_TRAINING = 1.5  # times as long as on trial, for the host: T5's took about 39 ms a step, then 60
-_SPARED = 0.05  # of the room, for a first plan that a recording can serve, too
+_DOUBTFUL = 2.0  # the same, where a recording is worth a look: CLIP's host took 27 of 51 ms, and a recording 49
+_SHORT_S = (
+    40e-6  # of a kernel, on average: ResNet-101, DenseNet-161, T5 and a triplet wait for a host, others take longer
+)
+_SPARED = 0.05  # of the room, for what happens between steps, in a first plan that a recording can serve, too
+_LITTLE_LONGER = 1.02  # times as long, for the same, pool and all
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,7 @@ class Tried:
     planned: tuple[Planned, ...]
     trials: tuple[Trial, ...]
     recorded: bool = False
+    expected_bytes: int = 0
 
     @property
     def measured(self) -> list[Planned]:
@@ -55,8 +63,8 @@ class Tried:
 
     @property
     def surplus(self) -> int:
-        """How much more was measured than predicted."""
-        return self.peak_bytes - peak_together(list(self.planned))
+        """How much more was measured than expected."""
+        return self.peak_bytes - self.expected_bytes
 
     @property
     def ranked_s(self) -> float:
@@ -79,9 +87,17 @@ class Tried:
             return False
         if self.time_s > _WAITS * self.kernels_s > 0:
             return True
-        # A host that was disturbed makes the step look long, and itself look fast.
-        kernels_s = self.kernels_s or min(self.time_s, _predicted_s(self.planned))
-        return _IN_TRAINING * self.host_s > kernels_s
+        return _IN_TRAINING * self.host_s > self._kernels_at_most_s
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether that is not ruled out: how long its kernels take is not known where they are too many."""
+        return self.waits or (not self.kernels_s and _DOUBTFUL * self.host_s > self._kernels_at_most_s)
+
+    @property
+    def _kernels_at_most_s(self) -> float:
+        """A host that was disturbed makes the step look long, and itself look fast."""
+        return self.kernels_s or min(self.time_s, _predicted_s(self.planned))
 
     @property
     def host_s(self) -> float:
@@ -117,6 +133,7 @@ class Trials:
         self.planners = planners
         self.left_free = left_free if len(regions) == 1 else None
         self.known: list[Tried] = []
+        self._sizes: dict[int, tuple[int, Program]] = {}  # recorded, by a program's identity, which it keeps here
         self._launches: dict[tuple[Region, int], Trial] = {}
 
     def best(self, room: int, most: int, report: Callable[[float], None]) -> Tried | None:
@@ -150,34 +167,76 @@ class Trials:
         """The best plan launched and the best recorded, as far as they were not tried yet.
 
         Each leaves as much of the room as was missing in the nearest trial of its kind; a last recording, if none has
-        fit, as much as was ever missing: pools have gaps, smaller plans sometimes larger ones.
+        fit, as much as was ever missing.
         """
         if not self.known:
-            if planned := plan_together(list(self.planners), room - self._first_left(room)):
+            if planned := self._first(room):
                 yield _Hope(0.0, planned)
             return
         launched = [tried for tried in self.known if not tried.recorded]
         recorded = [tried for tried in self.known if tried.recorded]
         for alike in (launched, recorded):
-            if alike:
-                nearest = _nearest(alike, room)
-                surplus = nearest.surplus
-                if last and alike is recorded and all(tried.peak_bytes > room for tried in alike):
-                    surplus = max(tried.surplus for tried in alike)
-                spared = max(away, int(_UNSURE * abs(surplus)))
-                planned = plan_together(list(self.planners), room - surplus - spared)
-                if planned is not None and not self._is_known(planned):
-                    yield _Hope(nearest.ranked_as(planned), planned, nearest.recorded)
-        waiting = [tried for tried in launched if tried.waits]
-        if waiting and not recorded and self._records:  # it did not fit as it was
-            planned = plan_together(list(self.planners), room - self._allocators(room) - self._held - away)
+            nearest = _nearest(alike, room)
+            if nearest is None or self._is_hopeless(nearest, room):
+                continue
+            surplus = nearest.surplus
+            if last and alike is recorded and all(tried.peak_bytes > room for tried in alike):
+                surplus = max(tried.surplus for tried in alike)
+            spared = max(away, int(_UNSURE * abs(surplus)), self._doubt(room) if nearest.recorded else 0)
+            planned = self._plan(room - surplus - spared, recorded=nearest.recorded)
             if planned is not None and not self._is_known(planned):
-                yield _Hope(_nearest(waiting, room).if_recorded(planned), planned, recorded=True)
+                yield _Hope(nearest.ranked_as(planned), planned, nearest.recorded)
+        waiting = _nearest([tried for tried in launched if tried.waits], room)
+        if waiting is not None and not recorded and self._records:  # it did not fit as it was
+            planned = self._plan(room - self._allocators(room) - max(away, self._doubt(room)), recorded=True)
+            if planned is not None and not self._is_known(planned):
+                yield _Hope(waiting.if_recorded(planned), planned, recorded=True)
 
-    def _first_left(self, room: int) -> int:
-        """What the first plan leaves of the room: the allocator's share and, if that is little, a recording's."""
+    def _is_hopeless(self, tried: Tried, room: int) -> bool:
+        """Whether it took too much, and all the same no less time than another that fits: with less, it is slower."""
+        found = self._fitting(room)
+        return tried.peak_bytes > room and found is not None and tried.ranked_s * _GAIN >= found.ranked_s
+
+    def _plan(self, room: int, *, recorded: bool) -> list[Planned] | None:
+        if not recorded:
+            return plan_together(list(self.planners), room)
+        found = self.planners[0].best_sized(room, self._recorded_bytes)
+        return None if found is None else [found]
+
+    def _first(self, room: int) -> list[Planned] | None:
+        """Leaves the allocator's share and, if that is little, what a recording needs; all that it needs, if one is
+        likely, and that costs little time."""
+        left = room - self._allocators(room)
         spared = self._held if self._records and self._held <= _SPARED * room else 0
-        return self._allocators(room) + spared
+        launched = self._plan(left - spared, recorded=False)
+        if launched is None or not self._records or not self._has_short_kernels(launched):
+            return launched
+        recorded = self._plan(left - 2 * self._doubt(room), recorded=True)
+        if recorded is None or _predicted_s(recorded) > _LITTLE_LONGER * _predicted_s(launched):
+            return launched
+        return recorded
+
+    def _has_short_kernels(self, planned: Sequence[Planned]) -> bool:
+        """Whether the host is likely to take longer to launch them."""
+        count = sum(
+            planner.joint.ops[instruction.op].time > 0
+            for planner, plan in zip(self.planners, planned, strict=True)
+            for instruction in (*plan.program.forward, *plan.program.backward)
+        )
+        return _predicted_s(planned) < _SHORT_S * count
+
+    def _doubt(self, room: int) -> int:
+        """What recordings leave, because more may be missing next time."""
+        return int(_POOL_UNSURE * room)
+
+    def _recorded_bytes(self, program: Program) -> int:
+        """What a recording of a program is expected to take: its pool, and what happens outside and between steps."""
+        if id(program) not in self._sizes:
+            (planner,), (region,) = self.planners, self.regions
+            around = planner.around
+            pool = pool_bytes(planner.joint, program, around, region.captured.fixed_inputs)
+            self._sizes[id(program)] = pool + around.outside_bytes - around.late_bytes + self._held, program
+        return self._sizes[id(program)][0]
 
     def _allocators(self, room: int) -> int:
         on_gpu = self.regions[0].captured.device.type == "cuda"
@@ -210,8 +269,8 @@ class Trials:
         if recorded and (replayed := self._recorded(planned, room)):
             return replayed
         launched = [self._launched(region, plan) for region, plan in zip(self.regions, planned, strict=True)]
-        tried = Tried(tuple(planned), tuple(launched))
-        return [tried, *(self._recorded(planned, room) if tried.waits and not recorded else [])]
+        tried = Tried(tuple(planned), tuple(launched), expected_bytes=peak_together(planned))
+        return [tried, *(self._recorded(planned, room) if tried.may_wait and not recorded else [])]
 
     def _launched(self, region: Region, plan: Planned) -> Trial:
         number = region.add(plan.program)
@@ -233,11 +292,11 @@ class Trials:
         if trial is None:
             self.left_free = None
             return []
-        return [Tried((plan,), (trial,), recorded=True)]
+        return [Tried((plan,), (trial,), recorded=True, expected_bytes=self._recorded_bytes(plan.program))]
 
 
-def _nearest(alike: Sequence[Tried], room: int) -> Tried:
-    return min(alike, key=lambda tried: abs(tried.peak_bytes - room))
+def _nearest(alike: Sequence[Tried], room: int) -> Tried | None:
+    return min(alike, default=None, key=lambda tried: abs(tried.peak_bytes - room))
 
 
 def _predicted_s(planned: Sequence[Planned]) -> float:
