@@ -28,6 +28,7 @@ there is: what is not kept then must be computed again, by whatever schedule.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -101,6 +102,14 @@ class Choices:
         everything = make_program(joint, joint.backward, apart=False)
         ahead_s = sum(joint.ops[i.op].time for i in everything.forward if i.op in self._ahead)
         self._besides_s = predict(joint, everything, around).time_s - ahead_s  # whatever is chosen
+
+    @cached_property
+    def values(self) -> list[tuple[int, float]]:
+        """What may be kept between forward and backward or not: its variable, and the time of its operator."""
+        pairs = zip(self.keep[0].tolist(), self._maker, strict=True)
+        return [
+            (variable, self.joint.ops[op].time) for variable, op in pairs if variable and op not in self.joint.kept
+        ]
 
     def least_s(self, room: int) -> float:
         """Seconds that any program within the room takes, at the least."""

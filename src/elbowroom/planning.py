@@ -45,6 +45,8 @@ _LOWER = (
     0.6,
     0.5,
 )  # of the room: where to look for programs of which more than the peak counts
+_LARGER = 1.5  # times the room: programs that take no more are a beginning for smaller ones
+_BEGINNINGS = 3  # of those, spread evenly
 _TRIES = 60  # values considered for keeping after all, once a program is found
 
 
@@ -120,6 +122,7 @@ class Planner:
             self._candidates += [candidate._replace(apart=False) for candidate in shown]
         self._known = [self.everything]  # every program found that none beats in both time and peak
         self._made = [self.everything]  # every program found
+        self._refined: set[int] = set()  # rooms for which that was improved value by value
         self._sweeps: dict[_Way, list[Sweep]] = {}
         self._lowest: set[_Way] = set()  # ways whose lowest schedule is among what is known
         self._translated: dict[tuple[int, tuple[Operation, ...]], Planned] = {}  # by cut and schedule
@@ -146,7 +149,8 @@ class Planner:
         best = self._fastest(room)
         if best is not None and not self.as_chain:
             kept = self._keep_more(best, room)
-            if refine:
+            if refine and room not in self._refined:
+                self._refined.add(room)
                 self._refine(kept, room)
             best = self._fastest(room)
         return None if best is None else replace(best, why=self._reason(best, room))
@@ -157,16 +161,32 @@ class Planner:
         By that count a program takes its peak or more. How much more differs from one to the next, and a smaller one
         may well take more: so many are counted, those that were made for less room, too.
         """
-        for share in _LOWER:
-            plan = self.best(int(share * room))
-            if plan is None or size_of(plan.program) <= room:
+
+        def fits(program: Program, prediction: Prediction) -> bool:
+            return prediction.peak_bytes <= room and size_of(program) <= room
+
+        unsized = self.best(room)
+        if unsized is None or fits(unsized.program, unsized.prediction):
+            return unsized
+        dropped = None
+        for start in (unsized, *self._larger(room)):
+            found = (start.program, start.prediction)
+            dropped = self._refiner.dropping.until(fits, found, room, dropped) or dropped
+        if dropped:
+            self._learn(Planned(*dropped, f"{unsized.method}, then value by value"))
+        for share in () if dropped else _LOWER:
+            lower = self.best(int(share * room))
+            if lower is None or fits(lower.program, lower.prediction):
                 break
         in_time = sorted(self._made, key=lambda plan: plan.prediction.time_s)
-        found = (plan for plan in in_time if _fits(plan.prediction, room) and size_of(plan.program) <= room)
-        best = next(found, None)
-        if best is None or best is self.everything:
-            return best
-        return replace(best, why=self._reason(best, room))
+        best = next((plan for plan in in_time if fits(plan.program, plan.prediction)), None)
+        return None if best is None else replace(best, why=self._reason(best, room))
+
+    def _larger(self, room: int) -> list[Planned]:
+        """Programs that take somewhat more than the room."""
+        known = sorted(self._known, key=lambda plan: plan.prediction.peak_bytes)
+        larger = [plan for plan in known if room < plan.prediction.peak_bytes <= _LARGER * room]
+        return larger[:: -(-len(larger) // _BEGINNINGS) or 1]
 
     @property
     def least(self) -> Planned:
@@ -289,7 +309,8 @@ class Planner:
         enough_s = (1 - _WORTH) * plan.prediction.time_s
         if enough_s <= self._refiner.least_s(room):
             return
-        programs = self._refiner.programs((plan.program, plan.prediction), room)
+        larger = [(other.program, other.prediction) for other in self._larger(room)]
+        programs = self._refiner.programs((plan.program, plan.prediction), room, larger)
         fitting = [
             Planned(*found, f"{plan.method}, then value by value") for found in programs if _fits(found[1], room)
         ]

@@ -12,9 +12,10 @@ from functools import cached_property
 
 import numpy as np
 
+from elbowroom.dropping import Dropping, Found
 from elbowroom.joint import Joint
 from elbowroom.keeping import Choices, Floats, Row
-from elbowroom.program import Prediction, Program, Surroundings, predict
+from elbowroom.program import Surroundings, predict
 
 _ROUNDS = 8  # programs that may miss the room, each made with the last one in mind
 _STEPS = 8  # from the best that fits, each no further away than the last one showed to be sensible
@@ -22,8 +23,7 @@ _GAIN = 1e-4  # of the time: less is not worth another step
 _SMALLEST_STEP = 1 / 300  # of the bytes kept, or the room
 _PHASES = 4  # where one is not enough
 _NEAR = 0.02  # above the least that any program takes: nearer, one phase is enough
-
-Found = tuple[Program, Prediction]
+_NEARER = 0.005  # and nothing is dropped
 
 
 class Refiner:
@@ -33,6 +33,7 @@ class Refiner:
         self.joint = joint
         self.around = around
         self._once = Choices(joint, around)
+        self.dropping = Dropping(joint, around, self._once)
         self._least: dict[int, float] = {}
 
     def least_s(self, room: int) -> float:
@@ -41,13 +42,17 @@ class Refiner:
             self._least[room] = self._once.least_s(room)
         return self._least[room]
 
-    def programs(self, start: Found, room: int) -> Iterator[Found]:
-        """Programs found from one that fits: some fit, and some of those are faster."""
+    def programs(self, start: Found, room: int, larger: Sequence[Found] = ()) -> Iterator[Found]:
+        """Programs found from one that fits, and from `larger` ones: some fit, and some of those are faster."""
         best = start
         for search in (self._afresh, self._in_one_phase, self._in_phases):
             for found in search(start, best, room):
                 yield found
                 best = _better(found, best, room)
+        for begin in larger if self._is_far(best, room, _NEARER) else ():
+            if dropped := self.dropping.until(lambda _, prediction: prediction.peak_bytes <= room, begin, room, best):
+                yield dropped
+                best = dropped
 
     def _in_one_phase(self, start: Found, best: Found, room: int) -> Iterator[Found]:
         for begin in _both(start, best):
@@ -55,9 +60,12 @@ class Refiner:
 
     def _in_phases(self, start: Found, best: Found, room: int) -> Iterator[Found]:
         """What is computed again lives through its phase; in a single one that may be too much to fit."""
-        if best[1].time_s > (1 + _NEAR) * self.least_s(room):
+        if self._is_far(best, room, _NEAR):
             for begin in _both(start, best):
                 yield from self._step_by_step(self._divided, begin, room)
+
+    def _is_far(self, best: Found, room: int, near: float) -> bool:
+        return best[1].time_s > (1 + near) * self.least_s(room)
 
     @cached_property
     def _divided(self) -> Choices:

@@ -241,8 +241,8 @@ def recording(monkeypatch):
     Pools are expected to be as large as programs, but for `pools`.
     """
 
-    def make(free, *, works=True, pools={}):
-        seen = []
+    def make(free, *, works=True, pools=None):
+        seen, pools = [], pools or {}
 
         def launched(region, number, *args):
             seen.append((number, False))

@@ -1,0 +1,64 @@
+"""Programs made smaller value by value: they run right, fit, and are tried in the order of what they promise."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elbowroom import dropping
+from elbowroom.dropping import Dropping
+from elbowroom.keeping import Choices
+from elbowroom.program import make_program, predict
+from joints import check, joints, surroundings
+
+
+def everything(joint, around):
+    program = make_program(joint, joint.backward, apart=False)
+    return program, predict(joint, program, around)
+
+
+@given(joints(16), surroundings(), st.floats(0.3, 1.0))
+@settings(max_examples=100)
+def test_what_comes_out_fits_and_runs_right(joint, around, share):
+    start = everything(joint, around)
+    room = int(share * start[1].peak_bytes)
+    found = Dropping(joint, around, Choices(joint, around)).until(lambda _, p: p.peak_bytes <= room, start, room)
+    if found is not None:
+        assert check(joint, found[0], around) == found[1]
+        assert found[1].peak_bytes <= room
+    if share == 1.0:
+        assert found is not None
+
+
+@given(joints(16), surroundings(), st.floats(0.3, 0.9))
+@settings(max_examples=60)
+def test_nothing_comes_out_that_is_no_faster_than_what_there_is(joint, around, share):
+    start = everything(joint, around)
+    room = int(share * start[1].peak_bytes)
+    search = Dropping(joint, around, Choices(joint, around))
+
+    def fits(_, prediction):
+        return prediction.peak_bytes <= room
+
+    found = search.until(fits, start, room)
+    if found is not None:
+        assert search.until(fits, start, room, found) is None
+
+
+@given(joints(16), surroundings())
+@settings(max_examples=40)
+def test_no_more_programs_are_made_than_effort_allows(joint, around):
+    made = []
+    search = Dropping(joint, around, Choices(joint, around))
+
+    def fits(program, prediction):
+        made.append(program)
+        return False
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dropping, "_EFFORT", 0)
+        patched.setattr(dropping, "_FEWEST", 5)
+        patched.setattr(dropping, "_SMALL", 0.0)
+        assert search.until(fits, everything(joint, around), 1) is None
+    assert len(made) <= 6
