@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elbowroom import pool
+from elbowroom.program import Instruction, Program
 
 
 @given(wishes=st.lists(st.tuples(st.booleans(), st.integers(1, 20))))
@@ -63,3 +64,17 @@ def test_a_pool_is_as_large_as_the_programs_peak_or_larger():
     peak = planned.prediction.peak_bytes - fixed + planner.around.late_bytes
     small = pool.GROWTH[True]
     assert peak <= taken - pool.WORKSPACES <= 1.2 * peak + small + pool.GROWTH[False]
+
+
+def test_the_larger_of_two_plays_counts(monkeypatch):
+    """As planned, and with nothing written over something else."""
+    played = []
+
+    def play(joint, program, *args):
+        played.append({i.reuses for i in (*program.forward, *program.backward)})
+        return len(played)
+
+    monkeypatch.setattr(pool, "_played", play)
+    program = Program((Instruction(0), Instruction(1, reuses=0)), (Instruction(2, reuses=1),), (1,), ())
+    assert pool.pool_bytes(None, program, None, ()) == 2
+    assert played == [{None, 0, 1}, {None}]

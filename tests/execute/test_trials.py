@@ -160,6 +160,7 @@ def test_a_program_that_waits_for_the_host_gives_way_to_a_recording_that_is_hard
         (14, 15, 13.8, 7, False, 14),
         (14, 15, 13.8, 10, True, 15),
         (14, 15, 13, 5, True, 14),  # its kernels alone take less
+        (16, 18, 15.8, 18.5, True, 24),  # a host that needs longer than the step was disturbed
         (50, 55, 50, 0, False, 50),  # nobody will record it
     ],
 )
@@ -274,6 +275,13 @@ def test_a_recording_that_cannot_fit_is_not_tried_but_a_lower_plan_for_one_is(re
     found = recording(free=10)
     assert best(found, 60).recorded
     assert found.seen == [(60, False), (50, True)]
+
+
+def test_a_recording_that_took_less_than_expected_had_luck():
+    plan = planned(60)
+    for recorded, surplus in ((False, -20), (True, 0)):
+        assert Tried((plan,), (Trial(60, 1.0),), recorded=recorded, expected_bytes=80).surplus == surplus
+        assert Tried((plan,), (Trial(90, 1.0),), recorded=recorded, expected_bytes=80).surplus == 10
 
 
 def test_the_last_recording_leaves_as_much_as_was_ever_missing(recording, monkeypatch):

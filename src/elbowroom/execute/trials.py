@@ -25,7 +25,7 @@ from elbowroom.program import Program, peak_in_a_row
 _GAIN = 1.01  # times faster than what has been found: less is not worth another compilation
 _AWAY = 0.003  # of the room, to stay away from it when a first plan has missed it
 _UNSURE = 0.06  # of what was missing: next time it may be that much more
-_POOL_UNSURE = 0.01  # of the room, the same for recordings, whose pools are played: they differ by up to 3 %
+_POOL_UNSURE = 0.01  # of the room, the same for recordings, whose pools are played
 _FAR_AWAY = 0.05  # the same when nothing has fit and only one more may be compiled
 _WORTH = 1.03  # times faster than launched, for a recording
 _WAITS = 1.05  # times as long as the kernels take: a single step runs at higher clocks, by up to 4 % on an H200
@@ -63,8 +63,10 @@ class Tried:
 
     @property
     def surplus(self) -> int:
-        """How much more was measured than expected."""
-        return self.peak_bytes - self.expected_bytes
+        """How much more was measured than expected. Of a recording's gaps the larger play is expected: one that took
+        less had luck, which the next need not have."""
+        more = self.peak_bytes - self.expected_bytes
+        return max(0, more) if self.recorded else more
 
     @property
     def ranked_s(self) -> float:
@@ -101,7 +103,8 @@ class Tried:
 
     @property
     def host_s(self) -> float:
-        return sum(trial.host_s for trial in self.trials)
+        """No longer than the step: a host that took longer, when it was asked, was disturbed."""
+        return min(self.time_s, sum(trial.host_s for trial in self.trials))
 
     @property
     def kernels_s(self) -> float:
