@@ -15,9 +15,8 @@ from elbowroom.keeping import Choices, Floats
 from elbowroom.program import Prediction, Program, Surroundings, predict
 
 _EFFORT = 150_000  # operators, of all programs on the way, or
-_FEWEST = 20  # programs, if that is more
+_FEWEST = 20  # programs, if that is more, and as many again once one fits
 _HOPELESS = 1.01  # times as long as another: keeping more again will not make up for that
-_KEPT_AGAIN = 40  # values that are asked about once a program fits
 _SMALL = 1 / 2000  # of the room: values that nobody asks about
 _INSTANT = 1e-4  # of a step: what takes less time is as good as free
 
@@ -64,7 +63,7 @@ class Dropping:
             if best is not None and found[1].time_s >= _HOPELESS * best[1].time_s:
                 return None
         gone = sorted((v for v in values if not chosen[v]), key=values.__getitem__)
-        found = self._kept_again(fits, found, chosen, gone[:_KEPT_AGAIN])
+        found = self._kept_again(fits, found, chosen, gone[: max(left, _FEWEST)])
         return found if best is None or found[1].time_s < best[1].time_s else None
 
     def _kept_again(self, fits: Fits, found: Found, chosen: Floats, values: Sequence[int]) -> Found:
