@@ -35,16 +35,9 @@ from elbowroom.stages.structure import Structure, structure_of
 from elbowroom.stages.translate import order_of
 
 _TURNS = 7  # of the dial, per way to cut and count
+_BY_VALUE = ", then value by value"
 _WORTH = 0.003  # of the time, for choosing value by value
-_LOWER = (
-    1.0,
-    0.95,
-    0.9,
-    0.85,
-    0.75,
-    0.6,
-    0.5,
-)  # of the room: where to look for programs of which more than the peak counts
+_LOWER = 0.95, 0.9, 0.85, 0.75, 0.6, 0.5  # of the room, to look for programs that fit by another count than the peak
 _LARGER = 1.5  # times the room: programs that take no more are a beginning for smaller ones
 _BEGINNINGS = 3  # of those, spread evenly
 _TRIES = 60  # values considered for keeping after all, once a program is found
@@ -147,9 +140,9 @@ class Planner:
         if self.least.prediction.peak_bytes > room:
             return None
         best = self._fastest(room)
-        if best is not None and not self.as_chain:
+        if best is not None and not self.as_chain and room not in self._refined:
             kept = self._keep_more(best, room)
-            if refine and room not in self._refined:
+            if refine:
                 self._refined.add(room)
                 self._refine(kept, room)
             best = self._fastest(room)
@@ -169,18 +162,21 @@ class Planner:
         if unsized is None or fits(unsized.program, unsized.prediction):
             return unsized
         dropped = None
-        for start in (unsized, *self._larger(room)):
+        for start in () if self.as_chain else (unsized, *self._larger(room)):
             found = (start.program, start.prediction)
             dropped = self._refiner.dropping.until(fits, found, room, dropped) or dropped
         if dropped:
-            self._learn(Planned(*dropped, f"{unsized.method}, then value by value"))
+            self._learn(Planned(*dropped, _by_value(unsized.method)))
         for share in () if dropped else _LOWER:
             lower = self.best(int(share * room))
             if lower is None or fits(lower.program, lower.prediction):
                 break
         in_time = sorted(self._made, key=lambda plan: plan.prediction.time_s)
         best = next((plan for plan in in_time if fits(plan.program, plan.prediction)), None)
-        return None if best is None else replace(best, why=self._reason(best, room))
+        if best is None:
+            return None
+        without = _longer(unsized.prediction.time_s, best)
+        return replace(best, why=f"the fastest found that fits with the gaps in its memory; without gaps {without}")
 
     def _larger(self, room: int) -> list[Planned]:
         """Programs that take somewhat more than the room."""
@@ -311,9 +307,7 @@ class Planner:
             return
         larger = [(other.program, other.prediction) for other in self._larger(room)]
         programs = self._refiner.programs((plan.program, plan.prediction), room, larger)
-        fitting = [
-            Planned(*found, f"{plan.method}, then value by value") for found in programs if _fits(found[1], room)
-        ]
+        fitting = [Planned(*found, _by_value(plan.method)) for found in programs if _fits(found[1], room)]
         refined = min(fitting, default=plan, key=lambda found: found.prediction.time_s)
         if refined.prediction.time_s < enough_s:
             self._learn(refined)
@@ -412,6 +406,10 @@ def _fits(prediction: Prediction, room: int) -> bool:
 def _longer(time: float, plan: Planned) -> str:
     own = plan.prediction.time_s
     return f"{(time / own - 1 if own else 0.0):+.1%}"
+
+
+def _by_value(method: str) -> str:
+    return method if method.endswith(_BY_VALUE) else method + _BY_VALUE
 
 
 def _bytes(joint: Joint, op: int) -> int:

@@ -31,9 +31,7 @@ _WORTH = 1.03  # times faster than launched, for a recording
 _WAITS = 1.05  # times as long as the kernels take: a single step runs at higher clocks, by up to 4 % on an H200
 _IN_TRAINING = 1.5  # times as long as on trial, for the host: T5's took about 39 ms a step, then 60
 _DOUBTFUL = 2.0  # the same, where a recording is worth a look: CLIP's host took 27 of 51 ms, and a recording 49
-_SHORT_S = (
-    40e-6  # of a kernel, on average: ResNet-101, DenseNet-161, T5 and a triplet wait for a host, others take longer
-)
+_SHORT_S = 40e-6  # of a kernel, on average: those of ResNet-101 and T5 wait for a host, GPT-2's and ViT's do not
 _SPARED = 0.05  # of the room, for what happens between steps, in a first plan that a recording can serve, too
 _LITTLE_LONGER = 1.02  # times as long, for the same, pool and all
 
