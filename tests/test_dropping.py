@@ -23,7 +23,7 @@ def everything(joint, around):
 def test_what_comes_out_fits_and_runs_right(joint, around, share):
     start = everything(joint, around)
     room = int(share * start[1].peak_bytes)
-    found = Dropping(joint, around, Choices(joint, around)).until(lambda _, p: p.peak_bytes <= room, start, room)
+    found = Dropping(Choices(joint, around)).until(lambda _, p: p.peak_bytes <= room, start, room)
     if found is not None:
         assert check(joint, found[0], around) == found[1]
         assert found[1].peak_bytes <= room
@@ -36,7 +36,7 @@ def test_what_comes_out_fits_and_runs_right(joint, around, share):
 def test_nothing_comes_out_that_is_no_faster_than_what_there_is(joint, around, share):
     start = everything(joint, around)
     room = int(share * start[1].peak_bytes)
-    search = Dropping(joint, around, Choices(joint, around))
+    search = Dropping(Choices(joint, around))
 
     def fits(_, prediction):
         return prediction.peak_bytes <= room
@@ -50,7 +50,7 @@ def test_nothing_comes_out_that_is_no_faster_than_what_there_is(joint, around, s
 @settings(max_examples=40)
 def test_no_more_programs_are_made_than_effort_allows(joint, around):
     made = []
-    search = Dropping(joint, around, Choices(joint, around))
+    search = Dropping(Choices(joint, around))
 
     def fits(program, prediction):
         made.append(program)

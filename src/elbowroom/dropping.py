@@ -10,9 +10,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 
-from elbowroom.joint import Joint
-from elbowroom.keeping import Choices, Floats
-from elbowroom.program import Prediction, Program, Surroundings, predict
+from elbowroom.keeping import Choices, Floats, Found
+from elbowroom.program import Prediction, Program
 
 _EFFORT = 150_000  # operators, of all programs on the way, or
 _FEWEST = 20  # programs, if that is more, and as many again once one fits
@@ -20,17 +19,14 @@ _HOPELESS = 1.01  # times as long as another: keeping more again will not make u
 _SMALL = 1 / 2000  # of the room: values that nobody asks about
 _INSTANT = 1e-4  # of a step: what takes less time is as good as free
 
-Found = tuple[Program, Prediction]
 Fits = Callable[[Program, Prediction], bool]
 
 
 class Dropping:
-    """For programs of one graph."""
+    """For programs of one graph, whose choices are those in one phase."""
 
-    def __init__(self, joint: Joint, around: Surroundings, choices: Choices) -> None:
-        self.joint = joint
-        self.around = around
-        self.choices = choices  # in one phase
+    def __init__(self, choices: Choices) -> None:
+        self.choices = choices
 
     def until(self, fits: Fits, start: Found, room: int, best: Found | None = None) -> Found | None:
         """A program that fits, and is faster than `best`; None if there is none on the way from `start`.
@@ -40,14 +36,14 @@ class Dropping:
         """
         choices, apart = self.choices, start[0].apart
         chosen = choices.lives(*start).chosen
-        found = self._made(chosen, apart=apart)
+        found = choices.made(chosen, apart=apart)
         instant = _INSTANT * found[1].time_s or 1.0
         values = {
             v: choices.sizes[v] / (time + instant) for v, time in choices.values if choices.sizes[v] > _SMALL * room
         }
         queue = [(-promise, variable) for variable, promise in values.items() if chosen[variable] > 0]
         heapq.heapify(queue)
-        left = max(_FEWEST, _EFFORT // max(1, len(self.joint.ops)))
+        left = max(_FEWEST, _EFFORT // max(1, len(choices.joint.ops)))
         while not fits(*found):
             tried: dict[int, Found] = {}
             while queue and left and queue[0][1] not in tried:
@@ -78,11 +74,7 @@ class Dropping:
     def _with(self, chosen: Floats, variable: int, value: float, *, apart: bool) -> Found:
         other = chosen.copy()
         other[variable] = value
-        return self._made(other, apart=apart)
-
-    def _made(self, chosen: Floats, *, apart: bool) -> Found:
-        program = self.choices.program(chosen, apart=apart)
-        return program, predict(self.joint, program, self.around)
+        return self.choices.made(other, apart=apart)
 
 
 def _gain(before: Prediction, after: Prediction, instant: float) -> float:

@@ -52,6 +52,7 @@ _WHOLE = 1 - 1e-6  # less than that of a value is not kept
 
 Floats = NDArray[np.float64]
 Row = tuple[Floats, float]  # coefficients, and the most that they may add up to
+Found = tuple[Program, Prediction]
 
 
 class Lives(NamedTuple):
@@ -313,6 +314,11 @@ class Choices:
         chosen[0] = 0.0
         copies = np.array([life for life in lives if life[1] >= 0], dtype=np.int64).reshape(-1, 3).T
         return Lives(first, last, copies, sizes, chosen)
+
+    def made(self, chosen: Floats, *, apart: bool) -> Found:
+        """The program of what was chosen, predicted exactly."""
+        program = self.program(chosen, apart=apart)
+        return program, predict(self.joint, program, self.around)
 
     def program(self, chosen: Floats, *, apart: bool) -> Program:
         """Keeps what was chosen as a whole; anything else is computed when its phase first reads it."""

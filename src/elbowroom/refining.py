@@ -12,10 +12,10 @@ from functools import cached_property
 
 import numpy as np
 
-from elbowroom.dropping import Dropping, Found
+from elbowroom.dropping import Dropping
 from elbowroom.joint import Joint
-from elbowroom.keeping import Choices, Floats, Row
-from elbowroom.program import Surroundings, predict
+from elbowroom.keeping import Choices, Floats, Found, Row
+from elbowroom.program import Surroundings
 
 _ROUNDS = 8  # programs that may miss the room, each made with the last one in mind
 _STEPS = 8  # from the best that fits, each no further away than the last one showed to be sensible
@@ -33,7 +33,7 @@ class Refiner:
         self.joint = joint
         self.around = around
         self._once = Choices(joint, around)
-        self.dropping = Dropping(joint, around, self._once)
+        self.dropping = Dropping(self._once)
         self._least: dict[int, float] = {}
 
     def least_s(self, room: int) -> float:
@@ -87,7 +87,7 @@ class Refiner:
             if chosen is None:
                 return
             earlier = rows
-            program, prediction = self._made(choices, chosen, apart=program.apart)
+            program, prediction = choices.made(chosen, apart=program.apart)
             yield program, prediction
             aim += (room - prediction.peak_bytes) / 2
 
@@ -107,7 +107,7 @@ class Refiner:
             if chosen is None:  # what did not fit forbids too much
                 missed, may_change = [], may_change / 2
                 continue
-            found = self._made(choices, chosen, apart=best[0].apart)
+            found = choices.made(chosen, apart=best[0].apart)
             yield found
             lives_found = choices.lives(*found)
             highest = choices.highest(lives_found)
@@ -125,10 +125,6 @@ class Refiner:
                 may_change = min(changed, may_change) / 2
                 if may_change < _SMALLEST_STEP * all_bytes:
                     return
-
-    def _made(self, choices: Choices, chosen: Floats, *, apart: bool) -> Found:
-        program = choices.program(chosen, apart=apart)
-        return program, predict(self.joint, program, self.around)
 
 
 def _both(start: Found, best: Found) -> list[Found]:

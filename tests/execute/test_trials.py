@@ -44,13 +44,9 @@ def loop(monkeypatch):
     def plan_together(planners, room):
         return [planned(min(MOST, room))] if room >= LEAST else None
 
-    def best_sized(room, size_of):
-        return planned(min(MOST, room)) if room >= LEAST else None
-
     def make(measured=lambda size: size, time=time_for, device="cpu", pool=None, replayed=time_for, kernels=time_for):
-        captured = SimpleNamespace(device=SimpleNamespace(type=device))
-        planner = SimpleNamespace(least=planned(LEAST), best_sized=best_sized)
-        found = Trials([SimpleNamespace(release=lambda: None, captured=captured)], [planner])
+        captured = SimpleNamespace(device=SimpleNamespace(type=device), fixed_inputs=())
+        found = Trials([SimpleNamespace(release=lambda: None, captured=captured)], [Planner()])
         found.compiled = []
 
         def attempt(plans, room, *, recorded):
@@ -67,6 +63,7 @@ def loop(monkeypatch):
         return found
 
     monkeypatch.setattr(trials, "plan_together", plan_together)
+    monkeypatch.setattr(trials, "pool_bytes", lambda joint, program, *args: int(program))
     return make
 
 
