@@ -531,14 +531,14 @@ class Cpu(Device):
         torch.set_num_threads(1)  # the steps are too small for more
 
     def resident_bytes(self, case: Case) -> int:
-        from elbowroom.measuring.memory import live_bytes
+        from elbowroom.measure.memory import live_bytes
 
         parameters = list(case.model.parameters())
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         return live_bytes([*parameters, *gradients, *case.model.buffers(), *case.inputs, case.target])
 
     def measure(self, step: Callable[[], None], case: Case, reps: int) -> Cost:
-        from elbowroom.measuring.memory import measure
+        from elbowroom.measure.memory import measure
 
         for _ in range(WARM_UPS):
             step()

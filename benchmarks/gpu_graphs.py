@@ -141,7 +141,7 @@ def planned_as(kind: str) -> Iterator[None]:
 @contextmanager
 def no_other_kernels() -> Iterator[None]:
     """Where compiled programs do not fit, `fit` would take PyTorch's kernels; here it says what would be enough."""
-    from elbowroom.execute.session import Session
+    from elbowroom.session.session import Session
 
     own = Session._plan_fused
     Session._plan_fused = lambda self, args, kwargs: self._plan(self._record(args, kwargs), args, kwargs)

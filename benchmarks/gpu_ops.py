@@ -90,9 +90,9 @@ def predictions(session: Any) -> tuple[Counter[str], Counter[str]]:
     seconds: Counter[str] = Counter()
     (entry,) = session.entries.values()
     for region in entry.regions:
-        ops = region.captured.joint.ops
+        ops = region.captured.graph.ops
         for instruction in (*region.program.forward, *region.program.backward):
-            if ops[instruction.op].time and instruction.shows is None:
+            if ops[instruction.op].time and instruction.viewed_in is None:
                 name = profilers_name(ops[instruction.op].target)
                 runs[name] += 1
                 seconds[name] += ops[instruction.op].time

@@ -27,11 +27,11 @@ from cases import GRAPH_MODELS, MODELS, TINY_GRAPH_MODELS, TINY_MODELS, Case
 from elbowroom.capture.backend import capture_settings, make_backend
 from elbowroom.capture.values import tensor_bytes
 from elbowroom.execute.region import Looks, Region
-from elbowroom.execute.session import measure_region, surroundings
-from elbowroom.measuring import estimate
-from elbowroom.measuring import fused as fused_costs
-from elbowroom.planning import Planned, Planner
-from elbowroom.refining import Refiner
+from elbowroom.session.session import measure_region, surroundings
+from elbowroom.measure import estimate
+from elbowroom.measure import fused as fused_costs
+from elbowroom.plan.planner import Planned, Planner
+from elbowroom.plan.values.search import Refiner
 
 KERNELS = "torch", "inductor"
 HEADINGS = "model", "kernels, share", "chain", "stages", "value by value", "least", "stages s", "values s"
@@ -94,11 +94,11 @@ def parse() -> argparse.Namespace:
 
 def planned(name: str, make: Callable[[], Case], kernels: str, shares: list[float]) -> Iterator[Row]:
     region = traced(make(), fused=kernels == "inductor")
-    joint = region.captured.joint
-    late = {i: tensor_bytes(region.captured.nodes[i]) for i in joint.parameters}
+    graph = region.captured.graph
+    late = {i: tensor_bytes(region.captured.nodes[i]) for i in graph.parameters}
     around = replace(surroundings(region, loss_inside=True), late=late)
     for share in shares:
-        planner, by_stages = Planner(joint, around), Planner(joint, around)
+        planner, by_stages = Planner(graph, around), Planner(graph, around)
         plain = planner.everything.prediction
         room = int(share * plain.peak_bytes)
 
@@ -107,8 +107,8 @@ def planned(name: str, make: Callable[[], Case], kernels: str, shares: list[floa
 
         without, stages_s = timed(by_stages, room, refine=False)
         best, values_s = timed(planner, room, refine=True)
-        chain = Planner(joint, around, as_chain=True).best(room)
-        least = Refiner(joint, around).least_s(room) / plain.time_s - 1
+        chain = Planner(graph, around, as_chain=True).best(room)
+        least = Refiner(graph, around).least_s(room) / plain.time_s - 1
         method = "" if best is None else best.method
         yield Row(name, kernels, share, extra(chain), extra(without), extra(best), least, stages_s, values_s, method)
 

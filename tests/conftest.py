@@ -24,7 +24,7 @@ class Outcome(NamedTuple):
 @pytest.fixture
 def elbowroom(capsys):
     """Run the command line: `elbowroom("solve", path, "--json")` gives its exit status and what it printed."""
-    from elbowroom.cli import run
+    from elbowroom.cli.app import run
 
     def call(*arguments: object) -> Outcome:
         status = run([str(a) for a in arguments])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from elbowroom.errors import BudgetTooSmall
-from elbowroom.measuring.memory import measure
+from elbowroom.measure.memory import measure
 
 
 def set_gradients(model, *, there: bool) -> None:

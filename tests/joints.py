@@ -11,8 +11,9 @@ from itertools import count
 
 from hypothesis import strategies as st
 
-from elbowroom.joint import Joint, Kind, Op
-from elbowroom.program import Prediction, Program, Surroundings, predict
+from elbowroom.step.graph import StepGraph, Kind, Operator
+from elbowroom.step.program import Program
+from elbowroom.step.referee import Prediction, Surroundings, predict
 
 # --- forwards ------------------------------------------------------------------------------------------------
 
@@ -85,7 +86,7 @@ def steps(forms: tuple[str, ...] = FORMS) -> st.SearchStrategy[Step]:
 
 
 @st.composite
-def joints(draw, most: int = 14, forms: tuple[str, ...] = FORMS, least_time: int = 0, passing: bool = True) -> Joint:
+def joints(draw, most: int = 14, forms: tuple[str, ...] = FORMS, least_time: int = 0, passing: bool = True) -> StepGraph:
     """A joint graph of at most `most` forward operators. Often its steps repeat, as a network's layers do."""
     layer = draw(st.lists(steps(forms), min_size=1, max_size=max(1, most // 2)))
     if draw(st.sampled_from((False, False, True))):  # all alike but for what they read
@@ -119,7 +120,7 @@ def joint_of(
     inputs: tuple[bool, bool, bool] = (True, False, False),
     results: list[tuple[int, bool]] | tuple[()] = (),
     numbering: int = 1,
-) -> Joint:
+) -> StepGraph:
     """The joint graph of some steps. `results`: more values to return, and whether a gradient arrives for them.
 
     `inputs`: whether the batch gets a gradient, whether there is a second tensor, and whether it views the first.
@@ -142,7 +143,7 @@ class _Builder:
         self.parameters: set[_Node] = set()
         self.gradients: dict[_Node, list[_Node]] = {}
 
-    def build(self, layer, most, inputs, results) -> Joint:
+    def build(self, layer, most, inputs, results) -> StepGraph:
         differentiable, second, same = inputs
         batch = self.input(3, differentiable)
         values = [batch]
@@ -302,7 +303,7 @@ class _Builder:
         self.forward = [node for node in self.forward if node in needed]
         self.backward = [node for node in self.backward if node in needed]
 
-    def numbers(self, results: list[_Node], pairs: list[tuple[_Node, _Node]]) -> Joint:
+    def numbers(self, results: list[_Node], pairs: list[tuple[_Node, _Node]]) -> StepGraph:
         order = [*self.inputs, *self.arriving, *self.forward, *self.backward]
         number = {node: i for i, node in enumerate(order)}
 
@@ -310,13 +311,13 @@ class _Builder:
             return tuple(number[node] for node in nodes)
 
         ops = [
-            Op(
+            Operator(
                 index=number[node],
                 name=f"{node.kind}{number[node]}",
                 target=node.key,
                 kind=node.kind,
                 reads=numbers_of([*node.reads, *node.extra]),
-                replay_reads=numbers_of(node.reads),
+                rerun_reads=numbers_of(node.reads),
                 makes=tuple(node.makes),
                 shares=tuple(node.shares),
                 sequence=node.sequence,
@@ -329,7 +330,7 @@ class _Builder:
             )
             for node in order
         ]
-        return Joint(
+        return StepGraph(
             ops=ops,
             inputs=numbers_of(self.inputs),
             arriving=numbers_of(self.arriving),
@@ -346,36 +347,36 @@ class _Builder:
 
 
 @st.composite
-def orders(draw, joint: Joint) -> list[int]:
+def orders(draw, graph: StepGraph) -> list[int]:
     """An order for the backward: its operators, each after what it misses, given that values are lost at any time.
 
     Which values are there at first is drawn; so is what is lost on the way, and what runs again for no reason.
     """
-    storable = [op for op in joint.forward if joint.ops[op].storable]
+    storable = [op for op in graph.forward if graph.ops[op].storable]
     some = st.lists(st.sampled_from(storable), max_size=4) if storable else st.just([])
     have = {op for op in storable if draw(st.booleans())}
     forgetful = draw(st.booleans())
     order: list[int] = []
-    for op in joint.backward:
+    for op in graph.backward:
         if forgetful and draw(st.booleans()):
             lost = draw(some)
-            have.difference_update(lost, (op for op in joint.forward if not joint.ops[op].storable))
-            order += missing(joint, lost[:1], have)
-        again = missing(joint, joint.ops[op].reads, have)
+            have.difference_update(lost, (op for op in graph.forward if not graph.ops[op].storable))
+            order += missing(graph, lost[:1], have)
+        again = missing(graph, graph.ops[op].reads, have)
         order += again
         have.update(again)
         order.append(op)
     return order
 
 
-def missing(joint: Joint, wanted, have) -> list[int]:
+def missing(graph: StepGraph, wanted, have) -> list[int]:
     """The forward operators that must run, in order, before `wanted` are all there."""
     again: set[int] = set()
 
     def need(op: int) -> None:
-        if joint.ops[op].kind == "forward" and op not in have and op not in again:
+        if graph.ops[op].kind == "forward" and op not in have and op not in again:
             again.add(op)
-            for read in joint.ops[op].replay_reads:
+            for read in graph.ops[op].rerun_reads:
                 need(read)
 
     for op in wanted:
@@ -406,7 +407,7 @@ class _Tensor:
 
 @dataclass
 class Account:
-    """Bytes counted by the machine, as in `elbowroom.program.Prediction`."""
+    """Bytes counted by the machine, as in `elbowroom.step.program.Prediction`."""
 
     forward_bytes: list[int] = field(default_factory=list)
     backward_bytes: list[int] = field(default_factory=list)
@@ -417,31 +418,31 @@ class Account:
 NOTHING_AROUND = Surroundings()
 
 
-def run(joint: Joint, program: Program, around: Surroundings = NOTHING_AROUND) -> Account:
+def run(graph: StepGraph, program: Program, around: Surroundings = NOTHING_AROUND) -> Account:
     """Execute a program; an AssertionError says what it gets wrong. Counts what is live at every instruction."""
-    machine = _Machine(joint, program, around)
+    machine = _Machine(graph, program, around)
     machine.forward()
     machine.backward()
     return machine.account
 
 
-def check(joint: Joint, program: Program, around: Surroundings = NOTHING_AROUND) -> Prediction:
+def check(graph: StepGraph, program: Program, around: Surroundings = NOTHING_AROUND) -> Prediction:
     """The prediction of a program that runs right and takes exactly the bytes predicted, moment by moment."""
-    account, prediction = run(joint, program, around), predict(joint, program, around)
+    account, prediction = run(graph, program, around), predict(graph, program, around)
     assert list(prediction.forward_bytes) == account.forward_bytes
     assert list(prediction.backward_bytes) == account.backward_bytes
     assert prediction.between_bytes == account.between_bytes
     assert prediction.saved_bytes == account.saved_bytes
     highest = max(*account.forward_bytes, *account.backward_bytes, account.between_bytes, 0)
     assert prediction.peak_bytes == highest
-    times = [joint.ops[i.op].time for i in (*program.forward, *program.backward)]
+    times = [graph.ops[i.op].time for i in (*program.forward, *program.backward)]
     assert prediction.time_s == sum(times)
     return prediction
 
 
 class _Machine:
-    def __init__(self, joint: Joint, program: Program, around: Surroundings) -> None:
-        self.joint, self.program, self.around = joint, program, around
+    def __init__(self, graph: StepGraph, program: Program, around: Surroundings) -> None:
+        self.graph, self.program, self.around = graph, program, around
         self.account = Account()
         self.symbols: dict[object, int] = {}
         self.plain = self.plain_symbols()
@@ -461,93 +462,93 @@ class _Machine:
         """What every operator computes when each runs once, in order. A norm's buffer does not change its value."""
         plain: dict[int, int] = {}
         draws = count()
-        for op in (*self.joint.inputs, *self.joint.arriving, *self.joint.forward, *self.joint.backward):
-            entry = self.joint.ops[op]
+        for op in (*self.graph.inputs, *self.graph.arriving, *self.graph.forward, *self.graph.backward):
+            entry = self.graph.ops[op]
             drawn = next(draws) if entry.random else None
-            plain[op] = self.symbol(op, drawn, *(plain[read] for read in entry.replay_reads))
+            plain[op] = self.symbol(op, drawn, *(plain[read] for read in entry.rerun_reads))
         return plain
 
     def forward(self) -> None:
-        joint, program = self.joint, self.program
+        graph, program = self.graph, self.program
         together: dict[int, _Storage] = {}
-        for op in joint.inputs:
+        for op in graph.inputs:
             self.names[op] = self.outside(op, together)
         for instruction in program.forward:
-            assert not instruction.replay
-            assert joint.ops[instruction.op].kind == "forward"
+            assert not instruction.again
+            assert graph.ops[instruction.op].kind == "forward"
             if instruction.op in program.reseeded:
                 self.states[instruction.op] = self.draws
             self.account.forward_bytes.append(self.execute(instruction))
-        kept = {*joint.inputs, *joint.results, *joint.updates, *program.saved}
+        kept = {*graph.inputs, *graph.results, *graph.updates, *program.saved}
         assert self.names.keys() == kept, "the forward leaves exactly what goes on"
-        assert self.draws == sum(joint.ops[op].random for op in joint.forward), "the random stream afterwards"
-        assert sorted(self.effects) == sorted(joint.effects)
+        assert self.draws == sum(graph.ops[op].random for op in graph.forward), "the random stream afterwards"
+        assert sorted(self.effects) == sorted(graph.effects)
         assert self.states.keys() == set(program.reseeded)
-        assert all(joint.ops[op].storable for op in program.saved), "autograd keeps tensors only"
+        assert all(graph.ops[op].storable for op in program.saved), "autograd keeps tensors only"
 
     def backward(self) -> None:
-        joint, program = self.joint, self.program
+        graph, program = self.graph, self.program
         forward = self.names
-        for op in joint.updates:
+        for op in graph.updates:
             assert forward[op].intact
             assert forward[op].symbol == self.plain[op]
-        self.elsewhere = [forward[op] for op in joint.results]
+        self.elsewhere = [forward[op] for op in graph.results]
         self.names = {op: forward[op] for op in program.saved}
         wanted = {read for instruction in program.backward for read in self.reads(instruction)}
-        wanted.update(gradient for _, gradient in joint.gradients)
+        wanted.update(gradient for _, gradient in graph.gradients)
         assert wanted.issuperset(program.saved), "nothing is saved for nothing"
         for op in program.saved:
-            if op in joint.overwritten:
-                size = joint.overwritten[op]
+            if op in graph.overwritten:
+                size = graph.overwritten[op]
                 self.names[op] = _Tensor(forward[op].symbol, {-1 - op: (_Storage(size), 1)})
         self.account.saved_bytes = self.live_bytes()
-        for op in joint.overwritten:
+        for op in graph.overwritten:
             for storage, _ in forward[op].lies_in.values():
                 storage.written += 1
         together: dict[int, _Storage] = {}
-        arriving = {op: self.outside(op, together) for op in joint.arriving}
+        arriving = {op: self.outside(op, together) for op in graph.arriving}
         self.names |= arriving
         self.untouchable = [*self.names.values(), *self.elsewhere]
         self.account.between_bytes = self.live_bytes() + self.around.outside_bytes - sum(self.awaited.values())
         if self.around.keeps_arriving:
             self.elsewhere += arriving.values()
         accumulated = {i for instruction in program.backward for i in instruction.accumulates}
-        assert accumulated <= joint.parameters
-        returned = {gradient for i, gradient in joint.gradients if i not in accumulated}
+        assert accumulated <= graph.parameters
+        returned = {gradient for i, gradient in graph.gradients if i not in accumulated}
         read = {read for instruction in program.backward for read in self.reads(instruction)}
-        for op in joint.arriving:
+        for op in graph.arriving:
             if op not in read | returned:
                 del self.names[op]
         for instruction in program.backward:
-            assert instruction.replay == (joint.ops[instruction.op].kind == "forward")
+            assert instruction.again == (graph.ops[instruction.op].kind == "forward")
             self.account.backward_bytes.append(self.execute(instruction))
-        saved_inputs = {op for op in program.saved if joint.ops[op].kind == "input"}
+        saved_inputs = {op for op in program.saved if graph.ops[op].kind == "input"}
         assert self.names.keys() == returned | saved_inputs, "the backward leaves exactly its gradients"
         assert not self.states, "every generator state is let go"
-        for i, gradient in joint.gradients:
+        for i, gradient in graph.gradients:
             if i not in accumulated:
                 self.gradients[i] = self.names[gradient]
             assert self.gradients[i].symbol == self.plain[gradient], f"gradient of {i}"
             assert self.gradients[i].intact, f"the gradient of {i} was overwritten"
         assert all(tensor.intact for tensor in self.untouchable), "what came from outside was overwritten"
-        for op in joint.results:
+        for op in graph.results:
             assert forward[op].symbol == self.plain[op]
 
     def execute(self, instruction) -> int:
         """Run one instruction; returns the bytes that are live while it runs."""
-        joint, op = self.joint, instruction.op
-        entry = joint.ops[op]
+        graph, op = self.graph, instruction.op
+        entry = graph.ops[op]
         reads = self.reads(instruction)
         for read in reads:
             assert read in self.names, f"{op} reads {read}, which is not there"
             assert self.names[read].intact, f"{op} reads {read}, which was overwritten"
         drawn = None
         if entry.random:
-            drawn = self.states[op] if instruction.replay else self.draws
-            self.draws += not instruction.replay
-        if not instruction.replay and entry.reads != entry.replay_reads:
+            drawn = self.states[op] if instruction.again else self.draws
+            self.draws += not instruction.again
+        if not instruction.again and entry.reads != entry.rerun_reads:
             self.effects.append(op)
-        symbol = self.symbol(op, drawn, *(self.names[read].symbol for read in entry.replay_reads))
+        symbol = self.symbol(op, drawn, *(self.names[read].symbol for read in entry.rerun_reads))
         lies_in: dict[int, tuple[_Storage, int]] = {}
         for read in reads:
             for number, (storage, then) in self.names[read].lies_in.items():
@@ -572,10 +573,10 @@ class _Machine:
         for i in instruction.accumulates:
             size = self.awaited.pop(i, 0)
             during += size if i in self.around.copied else 0
-        if instruction.replay and entry.random:
+        if instruction.again and entry.random:
             during += self.around.state_bytes
         for freed in instruction.frees:
-            assert joint.ops[freed].kind != "input"
+            assert graph.ops[freed].kind != "input"
             del self.names[freed]
         if instruction.last_draw:
             del self.states[op]
@@ -591,10 +592,10 @@ class _Machine:
 
     def outside(self, op: int, together: dict[int, _Storage]) -> _Tensor:
         """A value that comes from outside; those that come together may share storages."""
-        for number, size in self.joint.ops[op].makes:
+        for number, size in self.graph.ops[op].makes:
             together.setdefault(number, _Storage(size))
-        return _Tensor(self.plain[op], {number: (together[number], 1) for number, _ in self.joint.ops[op].makes})
+        return _Tensor(self.plain[op], {number: (together[number], 1) for number, _ in self.graph.ops[op].makes})
 
     def reads(self, instruction) -> tuple[int, ...]:
-        entry = self.joint.ops[instruction.op]
-        return entry.replay_reads if instruction.replay else entry.reads
+        entry = self.graph.ops[instruction.op]
+        return entry.rerun_reads if instruction.again else entry.reads

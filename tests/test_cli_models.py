@@ -343,7 +343,7 @@ def test_demo(elbowroom, folder, monkeypatch):
     from contextlib import nullcontext
 
     from elbowroom.report import training_demo
-    from elbowroom.report.training_demo import Residual, Subject, Transformer
+    from elbowroom.demo.training import Residual, Subject, Transformer
 
     class Cnn(torch.nn.Module):
         def __init__(self) -> None:
@@ -392,7 +392,7 @@ class Hidden:
             raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 sys.meta_path.insert(0, Hidden())
-from elbowroom.cli import run
+from elbowroom.cli.app import run
 sys.exit(run(sys.argv[1:]))
 """
 

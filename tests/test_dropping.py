@@ -7,25 +7,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elbowroom import dropping
-from elbowroom.dropping import Dropping
-from elbowroom.keeping import Choices
-from elbowroom.program import make_program, predict
+from elbowroom.plan.values.eviction import Dropping
+from elbowroom.plan.values.choices import Choices
+from elbowroom.step.program import make_program
+from elbowroom.step.referee import predict
 from joints import check, joints, surroundings
 
 
-def everything(joint, around):
-    program = make_program(joint, joint.backward, apart=False)
-    return program, predict(joint, program, around)
+def everything(graph, around):
+    program = make_program(graph, graph.backward, copies_parts=False)
+    return program, predict(graph, program, around)
 
 
 @given(joints(16), surroundings(), st.floats(0.3, 1.0))
 @settings(max_examples=100)
-def test_what_comes_out_fits_and_runs_right(joint, around, share):
-    start = everything(joint, around)
+def test_what_comes_out_fits_and_runs_right(graph, around, share):
+    start = everything(graph, around)
     room = int(share * start[1].peak_bytes)
-    found = Dropping(Choices(joint, around)).until(lambda _, p: p.peak_bytes <= room, start, room)
+    found = Dropping(Choices(graph, around)).until(lambda _, p: p.peak_bytes <= room, start, room)
     if found is not None:
-        assert check(joint, found[0], around) == found[1]
+        assert check(graph, found[0], around) == found[1]
         assert found[1].peak_bytes <= room
     if share == 1.0:
         assert found is not None
@@ -33,10 +34,10 @@ def test_what_comes_out_fits_and_runs_right(joint, around, share):
 
 @given(joints(16), surroundings(), st.floats(0.3, 0.9))
 @settings(max_examples=60)
-def test_nothing_comes_out_that_is_no_faster_than_what_there_is(joint, around, share):
-    start = everything(joint, around)
+def test_nothing_comes_out_that_is_no_faster_than_what_there_is(graph, around, share):
+    start = everything(graph, around)
     room = int(share * start[1].peak_bytes)
-    search = Dropping(Choices(joint, around))
+    search = Dropping(Choices(graph, around))
 
     def fits(_, prediction):
         return prediction.peak_bytes <= room
@@ -48,9 +49,9 @@ def test_nothing_comes_out_that_is_no_faster_than_what_there_is(joint, around, s
 
 @given(joints(16), surroundings())
 @settings(max_examples=40)
-def test_no_more_programs_are_made_than_effort_allows(joint, around):
+def test_no_more_programs_are_made_than_effort_allows(graph, around):
     made = []
-    search = Dropping(Choices(joint, around))
+    search = Dropping(Choices(graph, around))
 
     def fits(program, prediction):
         made.append(program)
@@ -60,5 +61,5 @@ def test_no_more_programs_are_made_than_effort_allows(joint, around):
         patched.setattr(dropping, "_EFFORT", 0)
         patched.setattr(dropping, "_FEWEST", 5)
         patched.setattr(dropping, "_SMALL", 0.0)
-        assert search.until(fits, everything(joint, around), 1) is None
+        assert search.until(fits, everything(graph, around), 1) is None
     assert len(made) <= 6

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elbowroom.keeping import Choices
-from elbowroom.program import Surroundings, make_program, predict
+from elbowroom.plan.values.choices import Choices
+from elbowroom.step.program import make_program
+from elbowroom.step.referee import Surroundings, predict
 from joints import FORMS, Step, check, joint_of, joints, orders, surroundings
 
 PHASES = st.integers(1, 4)
@@ -29,17 +30,17 @@ def choices(draw, forms=FORMS):
 
 @given(st.data(), joints(), surroundings())
 @settings(max_examples=200)
-def test_no_program_is_faster_than_the_least(data, joint, around):
-    prediction = predict(joint, make_program(joint, data.draw(orders(joint))), around)
-    least_s = Choices(joint, around).least_s(prediction.peak_bytes)
+def test_no_program_is_faster_than_the_least(data, graph, around):
+    prediction = predict(graph, make_program(graph, data.draw(orders(graph))), around)
+    least_s = Choices(graph, around).least_s(prediction.peak_bytes)
     assert least_s <= prediction.time_s * (1 + 1e-9)
 
 
 @given(joints(), surroundings())
-def test_with_room_for_everything_the_least_is_plain_execution(joint, around):
+def test_with_room_for_everything_the_least_is_plain_execution(graph, around):
     """Less only where something is computed for the backward alone: in halves, the forward seems to do for both."""
-    plain = predict(joint, make_program(joint, joint.backward, apart=False), around)
-    found = Choices(joint, around)
+    plain = predict(graph, make_program(graph, graph.backward, copies_parts=False), around)
+    found = Choices(graph, around)
     least_s = found.least_s(plain.peak_bytes)
     assert least_s <= plain.time_s * (1 + 1e-9)
     if not found._ahead:
@@ -48,9 +49,9 @@ def test_with_room_for_everything_the_least_is_plain_execution(joint, around):
 
 @given(joints(), surroundings())
 @settings(max_examples=50)
-def test_the_least_falls_with_the_room(joint, around):
-    peak = predict(joint, make_program(joint, joint.backward), around).peak_bytes
-    found = Choices(joint, around)
+def test_the_least_falls_with_the_room(graph, around):
+    peak = predict(graph, make_program(graph, graph.backward), around).peak_bytes
+    found = Choices(graph, around)
     times = [found.least_s(room) for room in range(0, peak + 1, max(1, peak // 7))]
     assert all(less >= more - 1e-9 for less, more in pairwise(times))
 
@@ -59,24 +60,24 @@ def test_the_least_falls_with_the_room(joint, around):
 @settings(max_examples=200)
 def test_any_choice_is_a_program_that_runs_right(chosen):
     found, values = chosen
-    check(found.joint, found.program(values, apart=True), found.around)
+    check(found.graph, found.program(values, copies_parts=True), found.around)
 
 
 @given(choices(UNMIXED))
 @settings(max_examples=200)
 def test_what_is_read_off_a_program_makes_the_same_program(chosen):
     found, values = chosen
-    program = found.program(values, apart=True)
-    lives = found.lives(program, predict(found.joint, program, found.around))
-    assert found.program(lives.chosen, apart=True) == program
+    program = found.program(values, copies_parts=True)
+    lives = found.lives(program, predict(found.graph, program, found.around))
+    assert found.program(lives.chosen, copies_parts=True) == program
 
 
 @given(choices())
 @settings(max_examples=100)
 def test_rows_tell_what_a_program_takes(chosen):
     found, values = chosen
-    program = found.program(values, apart=True)
-    prediction = predict(found.joint, program, found.around)
+    program = found.program(values, copies_parts=True)
+    prediction = predict(found.graph, program, found.around)
     lives = found.lives(program, prediction)
     highest = found.highest(lives)
     assert lives.bytes[highest[0]] == lives.bytes.max()
@@ -93,15 +94,15 @@ def step(form: str, size: int, time: int) -> Step:
 
 
 def test_the_cheapest_is_computed_again():
-    joint = joint_of([step("plain", 8, time) for time in (5, 1, 3)])
-    found = Choices(joint, Surroundings())
-    plain = predict(joint, make_program(joint, joint.backward), Surroundings())
+    graph = joint_of([step("plain", 8, time) for time in (5, 1, 3)])
+    found = Choices(graph, Surroundings())
+    plain = predict(graph, make_program(graph, graph.backward), Surroundings())
     bounds = [found.least_s(plain.between_bytes - size) - plain.time_s for size in (0, 4, 8)]
     assert bounds == pytest.approx([0, 0.5, 1])
 
 
 def test_what_only_the_backward_needs_may_wait_for_it():
     """Computed in the backward alone, it takes no more time."""
-    joint = joint_of([step("plain", 1, 1), step("aside", 8, 5), step("plain", 1, 1)])
-    plain = predict(joint, make_program(joint, joint.backward), Surroundings())
-    assert Choices(joint, Surroundings()).least_s(plain.between_bytes - 8) == pytest.approx(plain.time_s)
+    graph = joint_of([step("plain", 1, 1), step("aside", 8, 5), step("plain", 1, 1)])
+    plain = predict(graph, make_program(graph, graph.backward), Surroundings())
+    assert Choices(graph, Surroundings()).least_s(plain.between_bytes - 8) == pytest.approx(plain.time_s)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from elbowroom.errors import InputError
-from elbowroom.networks import ACCELERATOR, NOTE, Machine, gpt, resnet101, vgg19
+from elbowroom.problem.networks import ACCELERATOR, NOTE, Machine, gpt, resnet101, vgg19
 from elbowroom.problem import Chain, problem_from_json
 from elbowroom.solve import solve
 from exhaustive import dynamic_peak

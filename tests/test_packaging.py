@@ -129,4 +129,4 @@ def check_metadata(wheel: Path) -> None:
     assert any(wanted.startswith("torch>=2.11") and "extra == 'torch'" in wanted for wanted in of_torch)
     assert all("extra ==" in wanted for wanted in of_torch)
     at = entry_points.index("[torch_dynamo_backends]")
-    assert entry_points[at + 1] == "elbowroom = elbowroom.execute.compile_backend:elbowroom"
+    assert entry_points[at + 1] == "elbowroom = elbowroom.session.compile_backend:elbowroom"

@@ -9,47 +9,48 @@ import pytest
 from hypothesis import Phase, event, given, settings
 from hypothesis import strategies as st
 
-from elbowroom.keeping import Choices
-from elbowroom.planning import Planner
-from elbowroom.program import Surroundings, make_program, predict
+from elbowroom.plan.values.choices import Choices
+from elbowroom.plan.planner import Planner
+from elbowroom.step.program import make_program
+from elbowroom.step.referee import Surroundings, predict
 from joints import Step, check, joint_of, joints, missing, surroundings
 
 
 @st.composite
 def problems(draw, most: int = 16):
     """A joint graph, what is around it, and rooms from too little to more than enough, in rising order."""
-    joint, around = draw(joints(most)), draw(surroundings())
-    everything = predict(joint, make_program(joint, joint.backward), around).peak_bytes
+    graph, around = draw(joints(most)), draw(surroundings())
+    everything = predict(graph, make_program(graph, graph.backward), around).peak_bytes
     rooms = draw(st.lists(st.integers(everything // 4, everything + 1), min_size=2, max_size=5, unique=True))
-    return joint, around, sorted(rooms)
+    return graph, around, sorted(rooms)
 
 
 @given(problems())
 @settings(max_examples=80)
 def test_a_plan_runs_right_within_its_room(problem):
-    joint, around, rooms = problem
-    planner = Planner(joint, around)
-    plain = predict(joint, make_program(joint, joint.backward), around)
+    graph, around, rooms = problem
+    planner = Planner(graph, around)
+    plain = predict(graph, make_program(graph, graph.backward), around)
     for room in rooms:
         plan = planner.best(room)
         if plan is None:
             assert room < planner.least.prediction.peak_bytes
             continue
-        assert check(joint, plan.program, around) == plan.prediction
+        assert check(graph, plan.program, around) == plan.prediction
         assert plan.prediction.peak_bytes <= room
         assert plan.prediction.time_s >= plain.time_s
         assert planner.least.prediction.peak_bytes <= plan.prediction.peak_bytes
         if room >= plain.peak_bytes:
-            assert not plan.program.replays
-    assert check(joint, planner.least.program, around) == planner.least.prediction
+            assert not plan.program.reruns
+    assert check(graph, planner.least.program, around) == planner.least.prediction
 
 
 @given(problems())
 @settings(max_examples=40)
 @pytest.mark.parametrize("rising", [True, False])
 def test_more_room_never_takes_longer(rising, problem):
-    joint, around, rooms = problem
-    planner = Planner(joint, around)
+    graph, around, rooms = problem
+    planner = Planner(graph, around)
     found = {room: planner.best(room) for room in (rooms if rising else reversed(rooms))}
     times = [plan.prediction.time_s if (plan := found[room]) else float("inf") for room in rooms]
     assert all(less >= more for less, more in pairwise(times))
@@ -59,17 +60,17 @@ def test_more_room_never_takes_longer(rising, problem):
 @settings(max_examples=60)
 def test_where_more_than_the_peak_counts_the_fastest_that_fits_is_found(problem, gaps):
     """A program takes up to double its peak here, and one that is a byte smaller takes quite another part more."""
-    joint, around, rooms = problem
-    planner = Planner(joint, around)
+    graph, around, rooms = problem
+    planner = Planner(graph, around)
 
     def size_of(program):
-        peak = predict(joint, program, around).peak_bytes
+        peak = predict(graph, program, around).peak_bytes
         return peak + peak * gaps[peak % 7] // 4
 
     for room in rooms:
         plan, best = planner.best_sized(room, size_of), planner.best(room)
         if plan is not None:
-            assert check(joint, plan.program, around) == plan.prediction
+            assert check(graph, plan.program, around) == plan.prediction
             assert size_of(plan.program) <= room
             assert plan.prediction.time_s >= best.prediction.time_s
         if best is not None and size_of(best.program) <= room:
@@ -83,14 +84,14 @@ def test_where_more_than_the_peak_counts_the_fastest_that_fits_is_found(problem,
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_chain_plan_runs_right_and_is_never_faster(whole, problem):
     """The planner has the chain's way to cut among its own, so within any room it finds what that finds."""
-    joint, around, rooms = problem
-    chain, planner = Planner(joint, around, as_chain=True, whole_stages=whole), Planner(joint, around)
+    graph, around, rooms = problem
+    chain, planner = Planner(graph, around, as_chain=True, whole_stages=whole), Planner(graph, around)
     for room in rooms:
         plan, best = chain.best(room), planner.best(room)
         if plan is None:
             assert room < chain.least.prediction.peak_bytes
             continue
-        assert check(joint, plan.program, around) == plan.prediction
+        assert check(graph, plan.program, around) == plan.prediction
         assert plan.prediction.peak_bytes <= room
         if not whole:
             assert best.prediction.time_s <= plan.prediction.time_s
@@ -101,8 +102,8 @@ def test_networks_are_planned_no_worse_than_as_chains(name):
     pytest.importorskip("torch")
     from captured import captured
 
-    joint, around = captured(name)
-    planner, chain = Planner(joint, around), Planner(joint, around, as_chain=True)
+    graph, around = captured(name)
+    planner, chain = Planner(graph, around), Planner(graph, around, as_chain=True)
     plain = planner.everything.prediction
     room = int(0.4 * plain.peak_bytes)
     plan, as_chain = planner.best(room), chain.best(room)
@@ -120,18 +121,18 @@ def test_fused_towers_do_not_run_each_other_again(share, again):
     pytest.importorskip("torch")
     from captured import captured
 
-    joint, around = captured("siamese", fused=True)
-    planner = Planner(joint, around)
+    graph, around = captured("siamese", fused=True)
+    planner = Planner(graph, around)
     plain = planner.everything.prediction
     plan = planner.best(int(share * plain.peak_bytes))
-    forward_s = sum(joint.ops[op].time for op in joint.forward)
+    forward_s = sum(graph.ops[op].time for op in graph.forward)
     assert plan.prediction.time_s - plain.time_s < again * forward_s
-    assert max(plan.program.replays.values()) == 1
+    assert max(plan.program.reruns.values()) == 1
 
 
 def test_a_plan_says_why_it_was_chosen():
-    joint = towers(6)
-    planner, chain = Planner(joint, Surroundings()), Planner(joint, Surroundings(), as_chain=True)
+    graph = towers(6)
+    planner, chain = Planner(graph, Surroundings()), Planner(graph, Surroundings(), as_chain=True)
     most = planner.everything.prediction.peak_bytes
     enough, too_little = most * 2 // 3, chain.least.prediction.peak_bytes - 1
     assert planner.best(most).why == "it fits, and nothing runs again"
@@ -143,18 +144,18 @@ def test_a_plan_says_why_it_was_chosen():
     lower = planner.best(too_little)
     for chosen, room, ending in ((plan, enough, f"{longer:+.1%}"), (lower, too_little, "it does not fit")):
         assert chosen.why.startswith("fastest of 5 ways to cut; next best +")
-        above = chosen.prediction.time_s / Choices(joint, Surroundings()).least_s(room) - 1
+        above = chosen.prediction.time_s / Choices(graph, Surroundings()).least_s(room) - 1
         assert chosen.why.endswith(f", as a chain {ending}, at most {above:.1%} above the least possible")
 
 
 def test_late_gradients_leave_their_memory_to_the_step():
-    joint = layers(12)
-    plain = Planner(joint, Surroundings()).everything.prediction
+    graph = layers(12)
+    plain = Planner(graph, Surroundings()).everything.prediction
     room = plain.peak_bytes // 3
-    late = {i: 2 for i, _ in joint.gradients if i in joint.parameters}
-    kept, free = (Planner(joint, Surroundings(late=each)).best(room) for each in ({}, late))
+    late = {i: 2 for i, _ in graph.gradients if i in graph.parameters}
+    kept, free = (Planner(graph, Surroundings(late=each)).best(room) for each in ({}, late))
     assert free.prediction.time_s < kept.prediction.time_s
-    check(joint, free.program, Surroundings(late=late))
+    check(graph, free.program, Surroundings(late=late))
     assert free.prediction.backward_bytes[-1] <= room
 
 
@@ -162,19 +163,19 @@ def test_late_gradients_leave_their_memory_to_the_step():
 @settings(max_examples=40, phases=[Phase.generate])
 def test_the_least_that_one_planner_names_another_can_plan(problem):
     """Somebody told what would be enough asks for just that, later."""
-    joint, around, _ = problem
-    least = Planner(joint, around).least.prediction.peak_bytes
-    assert Planner(joint, around).best(least) is not None
+    graph, around, _ = problem
+    least = Planner(graph, around).least.prediction.peak_bytes
+    assert Planner(graph, around).best(least) is not None
 
 
 @given(joints(7), surroundings())
 @settings(max_examples=40)
-def test_how_far_from_the_best_single_recomputation(joint, around):
+def test_how_far_from_the_best_single_recomputation(graph, around):
     """Not a promise: pytest --hypothesis-show-statistics says how often small graphs are planned as well as by trying
     every set of values to keep, the others recomputed once, when first needed."""
-    planner = Planner(joint, around)
+    planner = Planner(graph, around)
     plain = planner.everything.prediction
-    fronts = {(p.peak_bytes, p.time_s) for p in every_single_recomputation(joint, around)}
+    fronts = {(p.peak_bytes, p.time_s) for p in every_single_recomputation(graph, around)}
     assert (plain.peak_bytes, plain.time_s) in fronts
     for room in range(min(peak for peak, _ in fronts), plain.peak_bytes):
         best = min(time for peak, time in fronts if peak <= room)
@@ -185,15 +186,15 @@ def test_how_far_from_the_best_single_recomputation(joint, around):
             event("as fast" if plan.prediction.time_s <= best else "slower")
 
 
-def every_single_recomputation(joint, around):
-    for size in range(len(joint.forward) + 1):
-        for kept in combinations(joint.forward, size):
+def every_single_recomputation(graph, around):
+    for size in range(len(graph.forward) + 1):
+        for kept in combinations(graph.forward, size):
             have, order = set(kept), []
-            for op in joint.backward:
-                again = missing(joint, joint.ops[op].reads, have)
+            for op in graph.backward:
+                again = missing(graph, graph.ops[op].reads, have)
                 order += [*again, op]
                 have.update(again)
-            yield predict(joint, make_program(joint, order), around)
+            yield predict(graph, make_program(graph, order), around)
 
 
 # --- by hand -------------------------------------------------------------------------------------------------
@@ -216,22 +217,22 @@ def towers(count: int):
 
 
 def test_layers_in_a_third_of_the_memory_take_at_most_one_more_forward():
-    joint = layers(12)
-    planner = Planner(joint, Surroundings())
+    graph = layers(12)
+    planner = Planner(graph, Surroundings())
     plain = planner.everything.prediction
     plan = planner.best(plain.peak_bytes // 3)
     assert plan is not None
-    check(joint, plan.program)
-    forward_s = sum(joint.ops[op].time for op in joint.forward)
+    check(graph, plan.program)
+    forward_s = sum(graph.ops[op].time for op in graph.forward)
     assert plain.time_s < plan.prediction.time_s <= plain.time_s + forward_s
     assert planner.least.prediction.peak_bytes < plain.peak_bytes // 4
 
 
 def test_a_graph_without_a_backward_has_one_plan():
     frozen = Step("plain", (1,), (2, 2), 1, 1, 0, False, False, False, False, True, False)
-    joint = joint_of([frozen] * 3, inputs=(False, False, False))
-    assert not joint.backward
-    planner = Planner(joint, Surroundings())
+    graph = joint_of([frozen] * 3, inputs=(False, False, False))
+    assert not graph.backward
+    planner = Planner(graph, Surroundings())
     peak = planner.everything.prediction.peak_bytes
     assert planner.least is planner.everything
     assert planner.best(peak) is planner.everything

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elbowroom import pool
-from elbowroom.program import Instruction, Program
+from elbowroom.step.operations import Run
+from elbowroom.step.program import Program
 
 
 @given(wishes=st.lists(st.tuples(st.booleans(), st.integers(1, 20))))
@@ -47,7 +48,7 @@ def test_a_small_gap_is_taken_before_a_larger_one():
 def test_a_pool_is_as_large_as_the_programs_peak_or_larger():
     torch = pytest.importorskip("torch")
     import elbowroom
-    from elbowroom.report.training_demo import Transformer
+    from elbowroom.demo.training import Transformer
 
     torch.manual_seed(0)
     tokens = torch.randint(32, (2, 16, 32))
@@ -57,9 +58,9 @@ def test_a_pool_is_as_large_as_the_programs_peak_or_larger():
     (entry,) = model.elbowroom.entries.values()
     (region,), (planner,) = entry.regions, entry.planners
     planned = planner.everything
-    taken = pool.pool_bytes(planner.joint, planned.program, planner.around, region.captured.fixed_inputs)
+    taken = pool.pool_bytes(planner.graph, planned.program, planner.around, region.captured.fixed_inputs)
     fixed = sum(
-        planner.joint.storage_bytes[s] for i in region.captured.fixed_inputs for s in planner.joint.storages(i)
+        planner.graph.storage_bytes[s] for i in region.captured.fixed_inputs for s in planner.graph.storages(i)
     )
     peak = planned.prediction.peak_bytes - fixed + planner.around.late_bytes
     small = pool.GROWTH[True]
@@ -70,11 +71,11 @@ def test_the_larger_of_two_plays_counts(monkeypatch):
     """As planned, and with nothing written over something else."""
     played = []
 
-    def play(joint, program, *args):
+    def play_alone(graph, program, *args):
         played.append({i.reuses for i in (*program.forward, *program.backward)})
         return len(played)
 
     monkeypatch.setattr(pool, "_played", play)
-    program = Program((Instruction(0), Instruction(1, reuses=0)), (Instruction(2, reuses=1),), (1,), ())
+    program = Program((Run(0), Run(1, reuses=0)), (Run(2, reuses=1),), (1,), ())
     assert pool.pool_bytes(None, program, None, ()) == 2
     assert played == [{None, 0, 1}, {None}]

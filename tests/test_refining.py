@@ -6,23 +6,24 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from elbowroom.planning import Planner, peak_together, plan_together
-from elbowroom.program import Surroundings, make_program, predict
-from elbowroom.refining import Refiner
+from elbowroom.plan.planner import Planner, peak_together, plan_together
+from elbowroom.step.program import make_program
+from elbowroom.step.referee import Surroundings, predict
+from elbowroom.plan.values.search import Refiner
 from joints import Step, check, joint_of, joints, missing, orders, surroundings
 from test_planning import every_single_recomputation
 
 
 @given(st.data(), joints(), surroundings())
 @settings(max_examples=100)
-def test_programs_run_right_and_none_that_fits_is_faster_than_the_least(data, joint, around):
-    assume(joint.backward)
-    start = make_program(joint, data.draw(orders(joint)))
-    prediction = predict(joint, start, around)
-    refiner = Refiner(joint, around)
+def test_programs_run_right_and_none_that_fits_is_faster_than_the_least(data, graph, around):
+    assume(graph.backward)
+    start = make_program(graph, data.draw(orders(graph)))
+    prediction = predict(graph, start, around)
+    refiner = Refiner(graph, around)
     room = prediction.peak_bytes
     for program, predicted in refiner.programs((start, prediction), room):
-        assert check(joint, program, around) == predicted
+        assert check(graph, program, around) == predicted
         if predicted.peak_bytes <= room:
             assert predicted.time_s >= refiner.least_s(room) * (1 - 1e-9)
 
@@ -30,18 +31,18 @@ def test_programs_run_right_and_none_that_fits_is_faster_than_the_least(data, jo
 def test_from_nothing_kept_to_nearly_the_best():
     """Values are ever larger and ever cheaper: the last ones should go, and be computed again once."""
     count = 8
-    joint = joint_of(
+    graph = joint_of(
         [Step("plain", (1,), (i, i), count - i, 1, 0, *[False] * 4, True, False) for i in range(1, count)]
     )
-    order = [op for last in joint.backward for op in (*missing(joint, joint.ops[last].reads, set()), last)]
-    start = make_program(joint, order)
-    plain = predict(joint, make_program(joint, joint.backward))
+    order = [op for last in graph.backward for op in (*missing(graph, graph.ops[last].reads, set()), last)]
+    start = make_program(graph, order)
+    plain = predict(graph, make_program(graph, graph.backward))
     room = plain.peak_bytes * 3 // 4
-    assert predict(joint, start).peak_bytes <= room
-    assert predict(joint, start).time_s > 2 * plain.time_s
-    refiner = Refiner(joint, Surroundings())
-    found = [p.time_s for _, p in refiner.programs((start, predict(joint, start)), room) if p.peak_bytes <= room]
-    best = min(p.time_s for p in every_single_recomputation(joint, Surroundings()) if p.peak_bytes <= room)
+    assert predict(graph, start).peak_bytes <= room
+    assert predict(graph, start).time_s > 2 * plain.time_s
+    refiner = Refiner(graph, Surroundings())
+    found = [p.time_s for _, p in refiner.programs((start, predict(graph, start)), room) if p.peak_bytes <= room]
+    best = min(p.time_s for p in every_single_recomputation(graph, Surroundings()) if p.peak_bytes <= room)
     assert refiner.least_s(room) <= best
     assert plain.time_s < best <= min(found) < 1.03 * best
 
@@ -54,11 +55,11 @@ def test_networks_are_planned_faster_value_by_value(name, fused, share):
     pytest.importorskip("torch")
     from captured import captured
 
-    joint, around = captured(name, fused=fused)
-    planner = Planner(joint, around)
+    graph, around = captured(name, fused=fused)
+    planner = Planner(graph, around)
     room = int(share * planner.everything.prediction.peak_bytes)
     plan = planner.best(room)
-    without = Planner(joint, around).best(room, refine=False)
+    without = Planner(graph, around).best(room, refine=False)
     assert plan.prediction.peak_bytes <= room
     assert plan.method.endswith("then value by value")
     assert plan.prediction.time_s < 0.985 * without.prediction.time_s

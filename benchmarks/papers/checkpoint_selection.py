@@ -31,7 +31,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elbowroom.networks import Machine
+from elbowroom.problem.networks import Machine
 from elbowroom.problem import Chain, Graph, Node, Stage
 from elbowroom.schedule import Forward
 from elbowroom.solve import METHODS, Options, solve

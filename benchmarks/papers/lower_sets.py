@@ -34,7 +34,7 @@ from networks import NETWORKS
 from rich.console import Console
 from rich.table import Table
 
-from elbowroom.capture.forward_graph import graph_of
+from elbowroom.measure.graph_problem import graph_of
 from elbowroom.problem import Graph, Node
 from elbowroom.schedule import Operation, simulate
 from elbowroom.solve import METHODS, Options

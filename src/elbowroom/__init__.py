@@ -7,13 +7,23 @@ a budget, let the referee `simulate` the schedule.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
 
-from elbowroom.errors import BudgetTooSmall, ElbowroomError, InputError, InvalidSchedule, Mismatch, Unplanned
-from elbowroom.plans import Plan
+import elbowroom.measure  # noqa: F401
+from elbowroom.errors import (
+    BudgetTooSmall,
+    ElbowroomError,
+    InputError,
+    InvalidProgram,
+    InvalidSchedule,
+    Mismatch,
+    Unplanned,
+)
+from elbowroom.plan.plan import Plan
 from elbowroom.problem import (
     Chain,
     Graph,
@@ -27,14 +37,15 @@ from elbowroom.problem import (
     Towers,
     problem_from_json,
 )
-from elbowroom.schedule import simulate
+from elbowroom.schedule import TimeLine, simulate
+from elbowroom.showing import show_with
 from elbowroom.solve import solve
 
 _NEED_TORCH = {
     "fit": "elbowroom.api",
-    "graph_of": "elbowroom.capture.forward_graph",
+    "graph_of": "elbowroom.measure.graph_problem",
     "plan": "elbowroom.api",
-    "measure": "elbowroom.measuring.memory",
+    "measure": "elbowroom.measure.memory",
 }
 
 __all__ = [
@@ -43,6 +54,7 @@ __all__ = [
     "ElbowroomError",
     "Graph",
     "InputError",
+    "InvalidProgram",
     "InvalidSchedule",
     "Join",
     "Mismatch",
@@ -52,6 +64,7 @@ __all__ = [
     "Saving",
     "Stage",
     "Step",
+    "TimeLine",
     "Tower",
     "Towers",
     "Unplanned",
@@ -63,6 +76,20 @@ __all__ = [
     "simulate",
     "solve",
 ]
+
+# Two folders have the names of functions. Python binds a folder to its name when it is first imported, which has just
+# happened for both; from here on the names mean the functions.
+for _folder in ("measure", "plan"):
+    globals().pop(_folder, None)
+
+
+def _from(module: str, function: str) -> Callable[[], Callable[..., str]]:
+    return lambda: getattr(import_module(module), function)  # type: ignore[no-any-return]
+
+
+show_with("plan table", _from("elbowroom.report.plan_table", "plan_text"))
+show_with("plan picture", _from("elbowroom.report.plan_table", "plan_picture"))
+show_with("measurement picture", _from("elbowroom.report.picture", "measurement_picture"))
 
 
 def __getattr__(name: str) -> Any:

@@ -1,3 +1,3 @@
-from elbowroom.cli import main
+from elbowroom.cli.app import main
 
 main()

@@ -30,6 +30,14 @@ class InvalidSchedule(ElbowroomError):
         return {"valid": False, "reason": str(self)}
 
 
+class InvalidProgram(ElbowroomError):
+    """The referee refused a training step's program: `phase` and `index` tell which operation (None: no single one)."""
+
+    def __init__(self, reason: str, phase: str | None = None, index: int | None = None) -> None:
+        super().__init__(reason)
+        self.phase, self.index = phase, index
+
+
 class SolverBug(ElbowroomError):
     """A method returned a schedule that the referee does not confirm: a defect of ours, never of the user's."""
 

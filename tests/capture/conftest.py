@@ -21,24 +21,24 @@ class Capture:
         return self.region.captured.nodes
 
     @property
-    def joint(self) -> Any:
-        return self.region.captured.joint
+    def graph(self) -> Any:
+        return self.region.captured.graph
 
     @property
     def targets(self) -> list[str]:
-        return [op.target for op in self.joint.ops]
+        return [op.target for op in self.graph.ops]
 
     @property
     def effects(self) -> list[str]:
-        return [self.joint.ops[op].target for op in self.joint.effects]
+        return [self.graph.ops[op].target for op in self.graph.effects]
 
     def train(self, *example: Any, again: bool = False, apart: bool = True) -> Any:
         """One step: everything saved, or everything the backward reads computed again."""
-        from elbowroom.program import make_program
+        from elbowroom.step.program import make_program
 
-        order = [*self.joint.forward, *self.joint.backward] if again else self.joint.backward
+        order = [*self.graph.forward, *self.graph.backward] if again else self.graph.backward
         self.region.looks.calls = None
-        self.region.install(make_program(self.joint, order, apart=apart))
+        self.region.install(make_program(self.graph, order, copies_parts=apart))
         outputs = self.compiled(*example)
         total(outputs).backward()
         return outputs

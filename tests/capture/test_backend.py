@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import elbowroom  # noqa: E402
 from elbowroom.capture import backend  # noqa: E402
-from elbowroom.execute.verify import verify_step  # noqa: E402
+from elbowroom.execute.verification import verify_step  # noqa: E402
 from fitted import least_budget  # noqa: E402
 
 SMOOTH = "linear", "bilinear", "bicubic", "trilinear"

@@ -15,8 +15,8 @@ from elbowroom.capture import rewrite  # noqa: E402
 from elbowroom.capture.backend import make_backend  # noqa: E402
 from elbowroom.capture.operators import draws, is_fusible, is_reduction  # noqa: E402
 from elbowroom.execute.region import Looks  # noqa: E402
-from elbowroom.planning import Planner  # noqa: E402
-from elbowroom.program import Surroundings  # noqa: E402
+from elbowroom.plan.planner import Planner  # noqa: E402
+from elbowroom.step.referee import Surroundings
 
 HEAVY = ("mm.", "convolution", "attention")
 
@@ -142,7 +142,7 @@ def captured(request):
 def inputs_of(captured):
     """A value for every input and arriving gradient, by node."""
     torch.manual_seed(1)
-    nodes = [captured.nodes[i] for i in (*captured.joint.inputs, *captured.joint.arriving)]
+    nodes = [captured.nodes[i] for i in (*captured.graph.inputs, *captured.graph.arriving)]
     return {node: made(node.meta["val"]) for node in nodes}
 
 
@@ -166,14 +166,14 @@ def played(values, nodes):
 
 
 def read_by_the_backward(captured):
-    return {captured.nodes[read] for i in captured.joint.backward for read in captured.joint.ops[i].reads}
+    return {captured.nodes[read] for i in captured.graph.backward for read in captured.graph.ops[i].reads}
 
 
 def test_what_an_operator_reads_is_stored_or_an_input(captured):
-    joint = captured.joint
-    assert [op.index for op in joint.ops] == list(range(len(joint.ops)))
-    stored = {captured.nodes[i] for i in (*joint.inputs, *joint.arriving, *joint.forward, *joint.backward)}
-    for op, cone in zip(joint.ops, captured.cones, strict=True):
+    graph = captured.graph
+    assert [op.index for op in graph.ops] == list(range(len(graph.ops)))
+    stored = {captured.nodes[i] for i in (*graph.inputs, *graph.arriving, *graph.forward, *graph.backward)}
+    for op, cone in zip(graph.ops, captured.cones, strict=True):
         assert all(read < op.index for read in op.reads)
         outside = {read for node in cone for read in node.all_input_nodes} - set(cone)
         constants = {node for node in outside if node.op == "get_attr"}
@@ -185,7 +185,7 @@ def test_what_an_operator_reads_is_stored_or_an_input(captured):
 
 
 def test_only_inputs_have_no_cone_and_a_cone_ends_with_its_operator(captured):
-    for op, node, cone in zip(captured.joint.ops, captured.nodes, captured.cones, strict=True):
+    for op, node, cone in zip(captured.graph.ops, captured.nodes, captured.cones, strict=True):
         if op.kind in ("input", "gradient"):
             assert cone == ()
         else:
@@ -194,13 +194,13 @@ def test_only_inputs_have_no_cone_and_a_cone_ends_with_its_operator(captured):
 
 def test_cones_in_order_compute_what_the_graph_computes(captured):
     whole = captured.unfused
-    order = [whole.nodes[i] for i in (*whole.joint.forward, *whole.joint.backward)]
+    order = [whole.nodes[i] for i in (*whole.graph.forward, *whole.graph.backward)]
     # Seeds are drawn, not computed: both get the same. Updates overwrite inputs: each gets inputs of its own.
     torch.manual_seed(2)
     expected = played(inputs_of(whole), order)
-    drawn = {node: expected[node] for i in captured.joint.kept if (node := captured.nodes[i])}
+    drawn = {node: expected[node] for i in captured.graph.kept if (node := captured.nodes[i])}
     found = inputs_of(captured)
-    for i in (*captured.joint.forward, *captured.joint.backward):
+    for i in (*captured.graph.forward, *captured.graph.backward):
         if captured.nodes[i] in drawn:
             found[captured.nodes[i]] = drawn[captured.nodes[i]]
         else:  # a cone sees stored values alone, and leaves one
@@ -215,12 +215,12 @@ def test_cones_in_order_compute_what_the_graph_computes(captured):
     for theirs, ours in returned:
         assert theirs is ours
         assert torch.equal(found[ours], expected[theirs])
-    for i in captured.joint.overwritten:
+    for i in captured.graph.overwritten:
         assert torch.equal(found[captured.nodes[i]], expected[captured.nodes[i]])
 
 
 def test_heavy_operators_and_what_they_read_are_stored(captured):
-    heavy = [op for op in captured.unfused.joint.ops if any(word in op.target for word in HEAVY)]
+    heavy = [op for op in captured.unfused.graph.ops if any(word in op.target for word in HEAVY)]
     assert heavy
     for op in heavy:
         assert captured.unfused.nodes[op.index] in captured.nodes
@@ -230,16 +230,16 @@ def test_heavy_operators_and_what_they_read_are_stored(captured):
 
 def test_what_a_convolutions_backward_reads_is_stored():
     captured = look(Images(), torch.randn(2, 4, 6, 6))
-    for op in captured.unfused.joint.ops:
+    for op in captured.unfused.graph.ops:
         if "convolution_backward" in op.target:
             assert_stored(captured, op.reads)
 
 
 def assert_stored(captured, values) -> None:
-    shown = {storage for op in captured.joint.ops for storage in captured.joint.storages(op.index)}
+    shown = {storage for op in captured.graph.ops for storage in captured.graph.storages(op.index)}
     whole = captured.unfused
     for i in values:
-        assert whole.nodes[i].op == "get_attr" or set(whole.joint.storages(i)) <= shown
+        assert whole.nodes[i].op == "get_attr" or set(whole.graph.storages(i)) <= shown
 
 
 def test_only_some_pointwise_values_are_stored(captured):
@@ -251,9 +251,9 @@ def test_only_some_pointwise_values_are_stored(captured):
 
 def test_a_pointwise_chain_between_products_is_one_operator():
     captured = look(Perceptron(), torch.randn(6, 8))
-    forward = [captured.joint.ops[i].target for i in captured.joint.forward]
+    forward = [captured.graph.ops[i].target for i in captured.graph.forward]
     assert forward == ["aten.addmm.default", "aten.tanh.default"] * 3
-    chain = captured.cones[captured.joint.forward[1]]
+    chain = captured.cones[captured.graph.forward[1]]
     assert [node.target._opname for node in chain] == ["sin", "mul", "add", "tanh"]
 
 
@@ -269,7 +269,7 @@ def test_what_only_the_forward_needs_in_memory_is_not_saved():
 def test_weights_after_dropout_are_computed_from_scores_that_are_there_anyway():
     captured = look(*MODELS["attention with dropout"]())
     assert any("inductor_random" in str(node.target) for cone in captured.cones for node in cone)
-    saved = [captured.nodes[i] for i in Planner(captured.joint, Surroundings()).everything.program.saved]
+    saved = [captured.nodes[i] for i in Planner(captured.graph, Surroundings()).everything.program.saved]
     quadratic = [node for node in saved if node.meta["val"].numel() == 2 * 2 * 16 * 16]
     assert [node.meta["val"].dtype for node in quadratic] == [torch.float32, torch.bool]  # scores, what is dropped
 
@@ -291,62 +291,62 @@ def test_what_was_drawn_is_stored_at_its_smallest_if_the_backward_reads_it(model
     captured = look(model(), torch.randn(64, 16))
     stored = [node for node in captured.nodes if node.meta["val"].dtype == torch.bool]
     assert [node.target for node in stored] == [torch.ops.aten.gt.Scalar] * masks
-    saved = {captured.nodes[i] for i in Planner(captured.joint, Surroundings()).everything.program.saved}
+    saved = {captured.nodes[i] for i in Planner(captured.graph, Surroundings()).everything.program.saved}
     assert saved.issuperset(stored)
-    later = [cone for op, cone in zip(captured.joint.ops, captured.cones, strict=True) if op.kind == "backward"]
+    later = [cone for op, cone in zip(captured.graph.ops, captured.cones, strict=True) if op.kind == "backward"]
     assert not any(draws(node) for cone in later for node in cone)
 
 
 def test_random_seeds_are_kept_and_never_drawn_again():
     torch.manual_seed(0)
     captured = look(Drops(), torch.randn(64, 16))
-    joint = captured.joint
-    drawing = {op.index for op in captured.unfused.joint.ops if op.random}
+    graph = captured.graph
+    drawing = {op.index for op in captured.unfused.graph.ops if op.random}
     assert drawing
-    assert {captured.unfused.nodes[i] for i in drawing} <= {captured.nodes[i] for i in joint.kept}
-    assert not any(op.random for op in joint.ops)
-    planner = Planner(joint, Surroundings())
+    assert {captured.unfused.nodes[i] for i in drawing} <= {captured.nodes[i] for i in graph.kept}
+    assert not any(op.random for op in graph.ops)
+    planner = Planner(graph, Surroundings())
     least, most = planner.least.prediction.peak_bytes, planner.everything.prediction.peak_bytes
     assert least < most
     for share in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
         program = planner.best(least + int(share * (most - least))).program
-        assert not joint.kept & program.replays.keys()
-        assert program.replays or share == 1.0
+        assert not graph.kept & program.reruns.keys()
+        assert program.reruns or share == 1.0
         assert program.reseeded == ()
 
 
 def test_gradients_that_are_written_at_once_take_no_memory(captured):
-    joint = captured.joint
-    read = {read for op in joint.ops for read in op.reads}
-    gradients = dict(joint.gradients)
-    assert joint.parameters
-    written = [gradients[i] for i in joint.parameters if is_fusible(captured.nodes[gradients[i]])]
+    graph = captured.graph
+    read = {read for op in graph.ops for read in op.reads}
+    gradients = dict(graph.gradients)
+    assert graph.parameters
+    written = [gradients[i] for i in graph.parameters if is_fusible(captured.nodes[gradients[i]])]
     for gradient in written:
-        assert joint.ops[gradient].bytes == 0 or gradient in read or joint.ops[gradient].is_view
-    for i in gradients.keys() - joint.parameters:
-        assert joint.ops[gradients[i]].bytes > 0
+        assert graph.ops[gradient].bytes == 0 or gradient in read or graph.ops[gradient].is_view
+    for i in gradients.keys() - graph.parameters:
+        assert graph.ops[gradients[i]].bytes > 0
 
 
 def test_the_gradient_of_a_layer_norm_takes_no_memory_and_that_of_the_batch_does():
     model = Attends()
     captured = look(model, torch.randn(2, 5, 8, requires_grad=True))
-    joint = captured.joint
-    (batch,) = (gradient for i, gradient in joint.gradients if i not in joint.parameters)
-    assert joint.ops[batch].bytes == 2 * 5 * 8 * 4
-    sums = [g for i, g in joint.gradients if i in joint.parameters and is_reduction(captured.nodes[g])]
+    graph = captured.graph
+    (batch,) = (gradient for i, gradient in graph.gradients if i not in graph.parameters)
+    assert graph.ops[batch].bytes == 2 * 5 * 8 * 4
+    sums = [g for i, g in graph.gradients if i in graph.parameters and is_reduction(captured.nodes[g])]
     assert len(sums) == 2  # its weight and its bias
-    assert all(joint.bytes_of(set(joint.storages(g))) == 0 for g in sums)
+    assert all(graph.bytes_of(set(graph.storages(g))) == 0 for g in sums)
 
 
 def test_the_gradient_of_an_embedding_is_written_into_its_zeros():
     """Or the largest value of a language model would be predicted twice."""
     model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 8), nn.Tanh())
-    joint = look(model, torch.randint(50, (3, 7))).joint
+    graph = look(model, torch.randint(50, (3, 7))).graph
     size = 50 * 8 * 4
-    (gradient,) = (g for i, g in joint.gradients if joint.ops[g].bytes == size)
-    (zeros,) = joint.ops[gradient].reusable
-    assert joint.ops[zeros].bytes == size
-    planner = Planner(joint, Surroundings())
+    (gradient,) = (g for i, g in graph.gradients if graph.ops[g].bytes == size)
+    (zeros,) = graph.ops[gradient].reusable
+    assert graph.ops[zeros].bytes == size
+    planner = Planner(graph, Surroundings())
     assert size <= planner.everything.prediction.peak_bytes < 2 * size
 
 
@@ -354,9 +354,9 @@ def test_the_gradient_that_a_convolution_passes_on_is_written_over_where_it_is_r
     """It is one part of a tuple, and dies in a pointwise kernel that makes one of its size."""
     model = nn.Sequential(*(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Tanh()) for _ in range(3)))
     captured = look(model, torch.randn(2, 4, 16, 16))
-    joint = captured.joint
-    program = Planner(joint, Surroundings()).everything.program
-    over = {joint.ops[i.reuses].target for i in program.backward if i.reuses is not None}
+    graph = captured.graph
+    program = Planner(graph, Surroundings()).everything.program
+    over = {graph.ops[i.reuses].target for i in program.backward if i.reuses is not None}
     assert over == {"getitem"}
 
 
@@ -364,14 +364,14 @@ def test_a_part_kept_apart_is_stored(monkeypatch):
     monkeypatch.setattr(rewrite, "_LARGE", 1)
     monkeypatch.setattr(rewrite, "_LONG", {True: 20})
     captured = look(Joins(), torch.randn(4, 8))
-    (part,) = (op for op, node in zip(captured.joint.ops, captured.nodes, strict=True) if rewrite.APART in node.meta)
+    (part,) = (op for op, node in zip(captured.graph.ops, captured.nodes, strict=True) if rewrite.PART_COPY in node.meta)
     assert part.bytes == 4 * 8 * 4
     assert not part.shares
 
 
 def test_equal_blocks_have_equal_keys():
-    joint = look(Perceptron(layers=5), torch.randn(6, 8)).joint
-    blocks = [tuple(joint.ops[j].key for j in joint.forward[i : i + 2]) for i in range(0, 10, 2)]
+    graph = look(Perceptron(layers=5), torch.randn(6, 8)).graph
+    blocks = [tuple(graph.ops[j].key for j in graph.forward[i : i + 2]) for i in range(0, 10, 2)]
     assert len(set(blocks)) == 1
     assert "fused with" in blocks[0][1]
 
@@ -385,6 +385,6 @@ def test_blocks_that_differ_inside_have_different_keys():
         def forward(self, x):
             return self.c(torch.tanh(self.b(torch.tanh(self.a(x).sin())).cos()))
 
-    joint = look(Two(), torch.randn(6, 8)).joint
-    first, second = (joint.ops[i].key for i in joint.forward if joint.ops[i].target == "aten.tanh.default")
+    graph = look(Two(), torch.randn(6, 8)).graph
+    first, second = (graph.ops[i].key for i in graph.forward if graph.ops[i].target == "aten.tanh.default")
     assert first != second

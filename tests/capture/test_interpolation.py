@@ -11,7 +11,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from elbowroom.capture import interpolation  # noqa: E402
-from elbowroom.capture.interpolation import multiply_interpolations  # noqa: E402
+from elbowroom.capture.rewrites.interpolation import multiply_interpolations  # noqa: E402
 from tracing import traced  # noqa: E402
 
 aten = torch.ops.aten

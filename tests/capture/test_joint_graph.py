@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: E402
 
 from elbowroom.capture.backend import make_backend  # noqa: E402
 from elbowroom.capture.fingerprint import fingerprint  # noqa: E402
-from elbowroom.capture.joint_graph import replay_call  # noqa: E402
+from elbowroom.capture.joint_graph import rerun_call  # noqa: E402
 from elbowroom.execute.region import Looks  # noqa: E402
 
 aten = torch.ops.aten
@@ -47,7 +47,7 @@ def image():
 
 
 def test_operators_are_known_by_the_users_names_of_their_modules(capture):
-    ops = capture(Net(), image()).joint.ops
+    ops = capture(Net(), image()).graph.ops
     forward = {op.module for op in ops if op.kind == "forward"}
     backward = {op.module for op in ops if op.kind == "backward"}
     parts = {f"blocks.{i}{part}" for i in range(2) for part in ("", ".conv", ".norm", ".drop")}
@@ -67,7 +67,7 @@ def test_a_module_may_be_called_what_the_model_is_called(capture, name):
         def forward(self, x):
             return getattr(self, name)(x)
 
-    ops = capture(Outer(), torch.randn(2, 4)).joint.ops
+    ops = capture(Outer(), torch.randn(2, 4)).graph.ops
     assert {op.module for op in ops if op.target == "aten.addmm.default"} == {f"{name}.0"}
 
 
@@ -80,47 +80,47 @@ def test_a_module_used_twice_is_one_module(capture):
         def forward(self, x):
             return self.layer(torch.tanh(self.layer(x)))
 
-    ops = capture(Twice(), torch.randn(2, 4)).joint.ops
+    ops = capture(Twice(), torch.randn(2, 4)).graph.ops
     assert [op.module for op in ops if op.target == "aten.addmm.default"] == ["layer", "layer"]
 
 
 def test_operators_are_numbered_in_an_order_in_which_they_can_run(capture):
-    joint = capture(Net(), image()).joint
-    assert [op.index for op in joint.ops] == list(range(len(joint.ops)))
-    assert [op.index for op in joint.ops] == [*joint.inputs, *joint.arriving, *joint.forward, *joint.backward]
-    for op in joint.ops:
+    graph = capture(Net(), image()).graph
+    assert [op.index for op in graph.ops] == list(range(len(graph.ops)))
+    assert [op.index for op in graph.ops] == [*graph.inputs, *graph.arriving, *graph.forward, *graph.backward]
+    for op in graph.ops:
         assert all(read < op.index for read in op.reads)
-        assert set(op.replay_reads) <= set(op.reads)
+        assert set(op.rerun_reads) <= set(op.reads)
         if op.kind == "forward":
-            assert all(joint.ops[read].kind in ("input", "forward") for read in op.reads)
+            assert all(graph.ops[read].kind in ("input", "forward") for read in op.reads)
 
 
 def test_views_and_parts_share_storages_and_what_is_resident_costs_nothing(capture):
     captured = capture(Net(), image())
-    joint = captured.joint
-    for op, node in zip(joint.ops, captured.nodes, strict=True):
+    graph = captured.graph
+    for op, node in zip(graph.ops, captured.nodes, strict=True):
         if op.target in ("getitem", "aten.t.default", "aten.expand.default"):
             assert op.is_view
             assert op.bytes == 0
         if op.kind == "input":
-            assert op.bytes == joint.bytes_of(set(joint.storages(op.index))) == 0
+            assert op.bytes == graph.bytes_of(set(graph.storages(op.index))) == 0
         if op.target == "aten.convolution.default":
             assert op.makes[0][1] == node.meta["val"].numel() * 4
-    (norm, _) = (op for op in joint.ops if op.target == "batch_norm_updating")
+    (norm, _) = (op for op in graph.ops if op.target == "batch_norm_updating")
     assert sorted(size for _, size in norm.makes) == [4 * 4, 4 * 4, 2 * 4 * 6 * 6 * 4]
-    (turned, *_) = (op for op in joint.ops if op.target == "aten.t.default")
-    assert joint.bytes_of(set(joint.storages(turned.index))) == 0  # a view of a parameter
+    (turned, *_) = (op for op in graph.ops if op.target == "aten.t.default")
+    assert graph.bytes_of(set(graph.storages(turned.index))) == 0  # a view of a parameter
 
 
 def test_gradients_of_parameters_are_told_from_others(capture):
     model = Net()
     model.blocks[0].conv.requires_grad_(False)
     x = image().requires_grad_()
-    joint = capture(model, x).joint
+    graph = capture(model, x).graph
     trained = [p for p in model.parameters() if p.requires_grad]
-    assert len(joint.parameters) == len(trained)
-    assert len(joint.gradients) == len(trained) + 1  # of the batch too
-    assert all(joint.ops[gradient].kind == "backward" for _, gradient in joint.gradients)
+    assert len(graph.parameters) == len(trained)
+    assert len(graph.gradients) == len(trained) + 1  # of the batch too
+    assert all(graph.ops[gradient].kind == "backward" for _, gradient in graph.gradients)
 
 
 def test_results_are_told_from_updates(capture):
@@ -139,11 +139,11 @@ def test_results_are_told_from_updates(capture):
     model = Logs()
     log = torch.ones(5)
     captured = capture(model, torch.randn(2, 4), log)
-    joint = captured.joint
-    assert [joint.ops[op].target for op in joint.results] == ["aten.mul.Tensor", "aten.sum.default"]
-    assert len(joint.updates) == 2
-    assert sorted(joint.overwritten.values()) == [4 * 4, 5 * 4]
-    assert len(joint.arriving) == 2
+    graph = captured.graph
+    assert [graph.ops[op].target for op in graph.results] == ["aten.mul.Tensor", "aten.sum.default"]
+    assert len(graph.updates) == 2
+    assert sorted(graph.overwritten.values()) == [4 * 4, 5 * 4]
+    assert len(graph.arriving) == 2
     assert torch.equal(log, torch.ones(5))
     assert torch.equal(model.mean, torch.zeros(4))
     assert captured.outputs[2] == 3
@@ -161,19 +161,19 @@ def test_only_operators_that_draw_are_random(capture):
             q, k, v = self.layer(x).view(2, 5, 3, 8).permute(2, 0, 1, 3).unsqueeze(2)
             return F.dropout(torch.sin(F.scaled_dot_product_attention(q, k, v, is_causal=True)), 0.5)
 
-    ops = capture(Attends(), torch.randn(2, 5, 8)).joint.ops
+    ops = capture(Attends(), torch.randn(2, 5, 8)).graph.ops
     assert any("attention" in op.target for op in ops)
     assert [op.target for op in ops if op.random] == ["aten.native_dropout.default"]
 
 
 def test_a_batch_norm_that_runs_again_leaves_its_statistics_alone(capture):
     captured = capture(Net(), image())
-    for op, node in zip(captured.joint.ops, captured.nodes, strict=True):
+    for op, node in zip(captured.graph.ops, captured.nodes, strict=True):
         if op.target == "batch_norm_updating":
-            target, reads, args = replay_call(node)
+            target, reads, args = rerun_call(node)
             assert target is aten._native_batch_norm_legit.no_stats
             assert not set(reads) & set(node.args[3:5])
-            assert set(op.reads) - set(op.replay_reads) == {captured.nodes.index(b) for b in node.args[3:5]}
+            assert set(op.reads) - set(op.rerun_reads) == {captured.nodes.index(b) for b in node.args[3:5]}
             assert args[3] is True
 
 

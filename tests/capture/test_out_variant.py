@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from elbowroom.capture.out_variant import out_variant, overwritable  # noqa: E402
-from elbowroom.program import make_program  # noqa: E402
+from elbowroom.step.program import make_program
 
 aten = torch.ops.aten
 
@@ -148,16 +148,16 @@ def test_a_program_that_writes_over_what_dies_gives_the_same_bits(capture):
 def test_what_came_from_outside_is_never_written_over(capture):
     """The batch, the parameters, what autograd hands to the backward: it may hand it out again."""
     captured = capture(Chain(), torch.randn(24, 16))
-    joint = captured.joint
-    offered = {value for op in joint.ops for value in op.reusable}
-    assert offered & set(joint.arriving)
-    for order in (joint.backward, [*joint.forward, *joint.backward]):
-        program = make_program(joint, order)
+    graph = captured.graph
+    offered = {value for op in graph.ops for value in op.reusable}
+    assert offered & set(graph.arriving)
+    for order in (graph.backward, [*graph.forward, *graph.backward]):
+        program = make_program(graph, order)
         for listing, outside in (
-            (program.forward, joint.inputs),
-            (program.backward, (*program.saved, *joint.arriving)),
+            (program.forward, graph.inputs),
+            (program.backward, (*program.saved, *graph.arriving)),
         ):
-            untouchable = {*outside, *joint.inputs}
+            untouchable = {*outside, *graph.inputs}
             for instruction in listing:
                 assert instruction.reuses not in untouchable
                 untouchable.discard(instruction.op)  # from here on there is a copy that the program made

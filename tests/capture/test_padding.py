@@ -11,8 +11,8 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from elbowroom.capture import padding  # noqa: E402
-from elbowroom.capture.padding import align_products  # noqa: E402
-from elbowroom.capture.rewrite import _look_again  # noqa: E402
+from elbowroom.capture.rewrites.padding import align_products  # noqa: E402
+from elbowroom.capture.rewrites.rewrite import _look_again  # noqa: E402
 from tracing import traced  # noqa: E402
 
 aten = torch.ops.aten

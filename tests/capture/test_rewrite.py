@@ -15,9 +15,10 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from elbowroom.capture import rewrite as rewriting  # noqa: E402
-from elbowroom.capture.rewrite import APART, _is_causal, batch_norm_updating, rewrite  # noqa: E402
-from elbowroom.measuring.memory import measure  # noqa: E402
-from elbowroom.program import make_program, predict  # noqa: E402
+from elbowroom.capture.rewrites.rewrite import PART_COPY, _is_causal, batch_norm_updating, rewrite  # noqa: E402
+from elbowroom.measure.memory import measure  # noqa: E402
+from elbowroom.step.program import make_program
+from elbowroom.step.referee import predict
 
 aten = torch.ops.aten
 
@@ -49,7 +50,7 @@ def assert_trains_like_eager(capture, forward, *, training=True):
         model = Model(forward).train(training)
         plain = copy.deepcopy(model)
         captured = capture(model, image())
-        got = captured.train(image(), again=again, apart=apart)
+        got = captured.train(image(), again=again, copies_parts=apart)
         expected = plain(image())
         parts = expected if isinstance(expected, tuple) else (expected,)
         sum(part.square().sum() for part in parts if part.requires_grad).backward()
@@ -122,8 +123,8 @@ def test_what_nobody_reads_is_gone(capture):
 
     captured = assert_trains_like_eager(capture, forward)
     assert "aten.exp.default" not in captured.targets
-    effects = set(captured.joint.effects)
-    body = [*captured.joint.forward, *captured.joint.backward]
+    effects = set(captured.graph.effects)
+    body = [*captured.graph.forward, *captured.graph.backward]
     assert all(captured.nodes[op].users for op in body if op not in effects)
 
 
@@ -146,7 +147,7 @@ def test_a_cast_for_several_layers_is_made_once(capture):
         return sum(part.float() for part in parts)
 
     captured = assert_trains_like_eager(capture, forward)
-    casts = [op for op in captured.joint.ops if op.kind == "forward" and op.target == "aten._to_copy.default"]
+    casts = [op for op in captured.graph.ops if op.kind == "forward" and op.target == "aten._to_copy.default"]
     assert len(casts) == 3  # of the image, the weight, and the one product that is left
 
 
@@ -493,7 +494,7 @@ def parts(capture, monkeypatch):
 
     def find(forward):
         captured = assert_trains_like_eager(capture, forward)
-        return [node.meta["val"].shape[1] for node in captured.nodes if APART in node.meta]
+        return [node.meta["val"].shape[1] for node in captured.nodes if PART_COPY in node.meta]
 
     return find
 
@@ -506,23 +507,23 @@ def test_parts_of_a_gradient_that_are_read_long_after_the_rest_are_copied(parts,
 @pytest.mark.usefixtures("parts")
 def test_a_copy_that_is_not_made_is_a_view(capture):
     """Planned with the copies and doing without them, or planned without: the same memory at the same moments."""
-    joint = capture(Model(joins(1)), image()).joint
-    for op in joint.ops:
+    graph = capture(Model(joins(1)), image()).graph
+    for op in graph.ops:
         op.time = 1.0
-    shown = joint.with_parts_shown()
-    order = [*joint.forward, *joint.backward]
-    without = predict(joint, make_program(joint, order, apart=False))
+    shown = graph.with_parts_viewed()
+    order = [*graph.forward, *graph.backward]
+    without = predict(graph, make_program(graph, order, copies_parts=False))
     assert without == predict(shown, make_program(shown, order))
-    copied = predict(joint, make_program(joint, order))
+    copied = predict(graph, make_program(graph, order))
     assert copied.time_s == without.time_s + 1
     assert any(a < b for a, b in zip(copied.backward_bytes, without.backward_bytes, strict=True))
 
 
 def test_without_parts_to_copy_there_is_one_program(capture):
     """Or it would be compiled twice."""
-    joint = capture(Model(joins(1)), image()).joint
-    assert not joint.apart
-    assert make_program(joint, joint.backward, apart=False) == make_program(joint, joint.backward)
+    graph = capture(Model(joins(1)), image()).graph
+    assert not graph.part_copies
+    assert make_program(graph, graph.backward, copies_parts=False) == make_program(graph, graph.backward)
 
 
 def test_parts_that_are_most_of_a_gradient_stay_in_it(parts):

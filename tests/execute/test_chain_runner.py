@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from elbowroom import solve
 from elbowroom.errors import ElbowroomError, InputError, InvalidSchedule
-from elbowroom.execute.chain import ChainRunner
-from elbowroom.measuring.stages import _observe, fuse_stages, measure_stages, stages_of
+from elbowroom.execute.by_stages.runner import ChainRunner
+from elbowroom.execute.by_stages.measuring import _observe, fuse_stages, measure_stages, stages_of
 from elbowroom.schedule import Backward, Discard, Forward
 
 CPU = torch.device("cpu")

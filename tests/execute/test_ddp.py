@@ -122,7 +122,7 @@ def run_scenario(rank, model, fitted, start, **options):
         result[name] = train(module, model, rank, **options)
     entry = list(fitted.elbowroom.entries.values())[-1]
     (region,) = entry.regions
-    return {**result, "recomputes": bool(region.program.replays)}
+    return {**result, "recomputes": bool(region.program.reruns)}
 
 
 def batch(rank, number, size):

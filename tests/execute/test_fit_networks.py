@@ -14,8 +14,8 @@ from torch.utils.flop_counter import flop_registry  # noqa: E402
 
 import elbowroom  # noqa: E402
 from elbowroom.capture import rewrite  # noqa: E402
-from elbowroom.execute.verify import verify_step  # noqa: E402
-from elbowroom.measuring.estimate import flops_of  # noqa: E402
+from elbowroom.execute.verification import verify_step  # noqa: E402
+from elbowroom.measure.estimate import flops_of  # noqa: E402
 from fitted import least_budget, step_peak  # noqa: E402
 from zoo import ZOO  # noqa: E402
 

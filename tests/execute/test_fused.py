@@ -26,10 +26,11 @@ from elbowroom.capture import rewrite  # noqa: E402
 from elbowroom.capture.operators import draws  # noqa: E402
 from elbowroom.errors import BudgetTooSmall, InputError  # noqa: E402
 from elbowroom.execute import recording, rehearsal  # noqa: E402
-from elbowroom.execute.session import Session  # noqa: E402
+from elbowroom.session.session import Session  # noqa: E402
 from elbowroom.execute.trials import Trials  # noqa: E402
-from elbowroom.program import make_program, predict  # noqa: E402
-from elbowroom.report.training_demo import Transformer  # noqa: E402
+from elbowroom.step.program import make_program
+from elbowroom.step.referee import predict
+from elbowroom.demo.training import Transformer  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="Inductor needs a C++ compiler"),
@@ -180,8 +181,8 @@ def test_the_measured_peak_is_the_plans_and_within_the_budget(subject, share):
 
 def test_only_smaller_budgets_recompute(subject):
     everything, *others = subject.programs.values()
-    assert not everything.replays
-    assert all(program.replays for program in others)
+    assert not everything.reruns
+    assert all(program.reruns for program in others)
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -486,7 +487,7 @@ def test_a_model_that_changes_takes_one_step_without_a_trial_and_is_tried_again(
     fused, during = True, True
     assert captured == [(not during, fused), (during, not fused)]
     (entry,) = fitted.elbowroom.entries.values()
-    assert len(entry.regions[0].captured.joint.gradients) == 4
+    assert len(entry.regions[0].captured.graph.gradients) == 4
     assert entry.regions[0].programs[entry.regions[0].current][1].fused is not None
 
 
@@ -538,16 +539,16 @@ def test_a_part_of_a_gradient_is_kept_apart_or_shown(monkeypatch):
     fitted = elbowroom.fit(model, x, budget="1TiB", loss=lambda loss: loss, kernels="inductor", compilations=1)
     (entry,) = fitted.elbowroom.entries.values()
     (region,), (planner,) = entry.regions, entry.planners
-    joint = region.captured.joint
+    graph = region.captured.graph
     for apart in (False, True):
-        region.install(make_program(joint, joint.backward, apart=apart))
+        region.install(make_program(graph, graph.backward, copies_parts=apart))
         assert ("force_stride_order" in region.source) == apart
         model.zero_grad()
         fitted(x).backward()
         for parameter, gradient in zip(model.parameters(), expected, strict=True):
             torch.testing.assert_close(parameter.grad, gradient)
         measured = rehearsal.launched(region, region.current, 0, planner.around.late_bytes)
-        assert measured.peak_bytes <= predict(joint, region.program, planner.around).peak_bytes + MARGIN
+        assert measured.peak_bytes <= predict(graph, region.program, planner.around).peak_bytes + MARGIN
 
 
 def test_random_numbers_drawn_again_are_stored_if_they_are_read_twice():
@@ -557,13 +558,13 @@ def test_random_numbers_drawn_again_are_stored_if_they_are_read_twice():
     fitted = elbowroom.fit(model, x, budget="1TiB", loss=lambda y: y.mean(), kernels="inductor", compilations=1)
     (entry,) = fitted.elbowroom.entries.values()
     (region,) = entry.regions
-    joint, cones = region.captured.joint, region.captured.cones
-    (mask,) = (op for op in joint.forward if any(map(draws, cones[op][:-1])))
-    (dropped,) = (op for op in joint.forward if mask in joint.ops[op].reads)
+    graph, cones = region.captured.graph, region.captured.cones
+    (mask,) = (op for op in graph.forward if any(map(draws, cones[op][:-1])))
+    (dropped,) = (op for op in graph.forward if mask in graph.ops[op].reads)
     gradients = []
     for again in ([], [mask], [mask, dropped]):
-        region.install(make_program(joint, [*again, *joint.backward]))
-        assert list(region.program.replays) == again
+        region.install(make_program(graph, [*again, *graph.backward]))
+        assert list(region.program.reruns) == again
         assert ("force_stride_order" in region.source) == (len(again) == 2)
         torch.manual_seed(1)
         fitted.zero_grad()

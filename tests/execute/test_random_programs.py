@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import elbowroom  # noqa: E402
-from elbowroom.execute.verify import verify_step  # noqa: E402
+from elbowroom.execute.verification import verify_step  # noqa: E402
 from fitted import least_budget, step_peak  # noqa: E402
 from steps import zero  # noqa: E402
 

@@ -45,12 +45,12 @@ class Recording:
     def __init__(self, fused, arguments, gradients, mode):
         assert mode in fused.has_run
         Recording.made += 1
-        joint = fused.captured.joint
+        graph = fused.captured.graph
         self.fused, self.gradients, self.mode = fused, gradients, mode
         if mode == "return":
             self.gradients = [gradient.detach() for gradient in fused.gradient_buffers(arguments)]
         self.fixed = fused.fixed
-        self.places = [place for place, i in enumerate(joint.inputs) if i in self.fixed]
+        self.places = [place for place, i in enumerate(graph.inputs) if i in self.fixed]
         self.parameters = {place: arguments[place] for place in self.places}
         self.addresses = {place: tensor.data_ptr() for place, tensor in self.parameters.items()}
         self.values = None

@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import elbowroom  # noqa: E402
 from elbowroom.errors import BudgetTooSmall, InputError, Unplanned  # noqa: E402
-from elbowroom.execute.verify import verify_step  # noqa: E402
+from elbowroom.execute.verification import verify_step  # noqa: E402
 
 fit = partial(elbowroom.fit, times="estimate")  # faster, and what is computed does not depend on it
 
@@ -74,7 +74,7 @@ def tight(model, *example, share: float = 0.5, **options):
 
 
 def recomputes(fitted) -> bool:
-    return any(region.program.replays for entry in fitted.elbowroom.entries.values() for region in entry.regions)
+    return any(region.program.reruns for entry in fitted.elbowroom.entries.values() for region in entry.regions)
 
 
 def assert_same_state(a: nn.Module, b: nn.Module) -> None:
@@ -754,7 +754,7 @@ def test_values_in_tuples_at_every_budget():
             session.set_budget(budget)
         except BudgetTooSmall as too_small:
             session.set_budget(too_small.least_budget)
-        assert all(region.captured.joint.ops[op].storable for op in region.program.saved)
+        assert all(region.captured.graph.ops[op].storable for op in region.program.saved)
         for p in session.model.parameters():
             p.grad = None
         session(x).backward()
@@ -775,4 +775,4 @@ def test_a_model_that_changes_is_planned_again():
     fitted = both(Net(), run, *batch(), strict=True)
     (entry,) = fitted.elbowroom.entries.values()
     (region,) = entry.regions
-    assert len(region.captured.joint.gradients) == len([p for p in fitted.parameters() if p.requires_grad])
+    assert len(region.captured.graph.gradients) == len([p for p in fitted.parameters() if p.requires_grad])

@@ -63,7 +63,7 @@ def loop(monkeypatch):
         return found
 
     monkeypatch.setattr(trials, "plan_together", plan_together)
-    monkeypatch.setattr(trials, "pool_bytes", lambda joint, program, *args: int(program))
+    monkeypatch.setattr(trials, "pool_bytes", lambda graph, program, *args: int(program))
     return make
 
 
@@ -220,7 +220,7 @@ def test_what_is_tried_of_a_program(monkeypatch, kernels_s, recorded, pool, free
     monkeypatch.setattr(trials, "recordable", lambda captured: True)
     monkeypatch.setattr(rehearsal, "launched", lambda *args: Trial(60, 1.0, kernels_s))
     monkeypatch.setattr(rehearsal, "recorded", lambda *args: None if pool is None else Trial(pool, 0.6))
-    monkeypatch.setattr(trials, "pool_bytes", lambda joint, program, *args: int(program))
+    monkeypatch.setattr(trials, "pool_bytes", lambda graph, program, *args: int(program))
     plan = planned(60)
     plan.prediction.between_bytes = 20
     planner = Planner()
@@ -253,7 +253,7 @@ def recording(monkeypatch):
         monkeypatch.setattr(trials, "recordable", lambda captured: True)
         monkeypatch.setattr(rehearsal, "launched", launched)
         monkeypatch.setattr(rehearsal, "recorded", recorded)
-        monkeypatch.setattr(trials, "pool_bytes", lambda joint, program, *args: pools.get(int(program), int(program)))
+        monkeypatch.setattr(trials, "pool_bytes", lambda graph, program, *args: pools.get(int(program), int(program)))
         found = Trials([Region()], [Planner()], left_free=free)
         found.seen = seen
         return found
@@ -337,7 +337,7 @@ def test_what_cannot_be_recorded_is_tried_once(recording):
 class Planner:
     """Finds the largest program of which no more than the room counts."""
 
-    joint = SimpleNamespace(ops=[SimpleNamespace(time=1.0)])
+    graph = SimpleNamespace(ops=[SimpleNamespace(time=1.0)])
     around = SimpleNamespace(late_bytes=0, outside_bytes=0)
     least = planned(LEAST)
 

@@ -15,9 +15,9 @@ from torch import fx, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import elbowroom  # noqa: E402
-from elbowroom.capture.rewrite import _argument  # noqa: E402
+from elbowroom.capture.rewrites.rewrite import _argument  # noqa: E402
 from elbowroom.errors import BudgetTooSmall  # noqa: E402
-from elbowroom.execute.verify import verify_step  # noqa: E402
+from elbowroom.execute.verification import verify_step  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -194,7 +194,7 @@ def test_a_network_within_its_budgets(name):
         with precision():
             assert verify_step(fitted.elbowroom, batch, {}).against in ("eager", "aot_eager")
     (region,) = entry.regions
-    assert region.program.replays
+    assert region.program.reruns
     assert region.program.reseeded, "no dropout was drawn again"
 
 
@@ -255,8 +255,8 @@ def test_batch_norm_updates_once_a_step():
     fitted, entry, least = fitted_with_room(model, batch, precision)
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), plain.buffers(), strict=True)), "fitting trained"
     (region,) = entry.regions
-    joint = region.captured.joint
-    assert [joint.ops[op].target for op in joint.effects].count("batch_norm_updating") == 6
+    graph = region.captured.graph
+    assert [graph.ops[op].target for op in graph.effects].count("batch_norm_updating") == 6
     fitted.elbowroom.set_budget(least)
     for each in (fitted, plain):
         torch.cuda.manual_seed(5)
@@ -279,7 +279,7 @@ def test_a_causal_mask_written_out_becomes_a_flag(low):
     assert len(attention) == 4  # two layers, there and back
     assert all(_argument(node, "attn_bias") is None for node in attention)
     assert all(_argument(node, "is_causal") is True for node in attention)
-    assert "aten.tril.default" not in {op.target for op in entry.regions[0].captured.joint.ops}
+    assert "aten.tril.default" not in {op.target for op in entry.regions[0].captured.graph.ops}
     close = 0.03 if low else 1e-3
     assert step(fitted, batch, precision).item() == pytest.approx(step(plain, batch, precision).item(), rel=close)
     for (name, ours), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):

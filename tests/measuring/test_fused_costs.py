@@ -14,9 +14,9 @@ from elbowroom.capture.backend import make_backend  # noqa: E402
 from elbowroom.capture.operators import draws  # noqa: E402
 from elbowroom.capture.values import tensor_bytes  # noqa: E402
 from elbowroom.execute.region import Looks  # noqa: E402
-from elbowroom.measuring import fused, ops  # noqa: E402
-from elbowroom.measuring.fused import is_heavy, measure_fused  # noqa: E402
-from elbowroom.measuring.ops import CHANNELS_LAST, KERNELS_ALONE  # noqa: E402
+from elbowroom.measure import fused, ops  # noqa: E402
+from elbowroom.measure.fused_operators import is_heavy, measure_fused  # noqa: E402
+from elbowroom.measure.plain_operators import CHANNELS_LAST, KERNELS_ALONE  # noqa: E402
 
 
 def measured(model: nn.Module, x: torch.Tensor):
@@ -31,19 +31,19 @@ def measured(model: nn.Module, x: torch.Tensor):
 
 
 def times(captured, word: str) -> dict[str, float]:
-    return {op.name: op.time for op in captured.joint.ops if word in op.target}
+    return {op.name: op.time for op in captured.graph.ops if word in op.target}
 
 
 def test_everything_that_runs_takes_time():
     captured = measured(nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32)), torch.randn(64, 32))
-    for op in captured.joint.ops:
+    for op in captured.graph.ops:
         runs = op.kind in ("forward", "backward") and op.target != "getitem" and not op.is_view
         assert (op.time > 0) == runs, op.name
 
 
 def test_only_products_convolutions_and_attention_are_heavy():
     captured = measured(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()), torch.randn(2, 3, 8, 8))
-    heavy = {op.target for op, node in zip(captured.joint.ops, captured.nodes, strict=True) if is_heavy(node)}
+    heavy = {op.target for op, node in zip(captured.graph.ops, captured.nodes, strict=True) if is_heavy(node)}
     assert heavy == {"aten.convolution.default", "aten.convolution_backward.default"}
 
 
@@ -55,7 +55,7 @@ def test_a_pointwise_chain_costs_the_memory_it_moves_once():
     def between(captured):
         return [
             op.time
-            for op, node in zip(captured.joint.ops, captured.nodes, strict=True)
+            for op, node in zip(captured.graph.ops, captured.nodes, strict=True)
             if op.kind == "forward" and not is_heavy(node) and tensor_bytes(node) == 4_000_000
         ]
 
@@ -80,7 +80,7 @@ def test_random_numbers_take_their_time_where_that_is_longer_than_what_is_moved(
     captured = measured(nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.5), nn.Linear(32, 8)), torch.randn(64, 32))
     drawn = times(captured, "aten.gt")
     assert len(drawn) == 1
-    for op in captured.joint.ops:
+    for op in captured.graph.ops:
         assert (op.time > 1) == (op.name in drawn), op.name
 
 

@@ -14,9 +14,9 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from elbowroom.errors import ElbowroomError, InputError  # noqa: E402
-from elbowroom.measuring import memory  # noqa: E402
-from elbowroom.measuring.memory import live_bytes, measure  # noqa: E402
-from elbowroom.measuring.resident import multiplies_matrices  # noqa: E402
+from elbowroom.measure import memory  # noqa: E402
+from elbowroom.measure.memory import live_bytes, measure  # noqa: E402
+from elbowroom.measure.resident import multiplies_matrices  # noqa: E402
 
 KIB = 256  # float32 elements in 1024 bytes
 

@@ -35,8 +35,8 @@ def test_a_fit_inside_autocast_measures_what_will_run(tmp_path, monkeypatch):
         fitted = elbowroom.fit(model, x, budget="1GiB", strict=True, accumulates=True)
     (entry,) = fitted.elbowroom.entries.values()
     (region,) = entry.regions
-    joint = region.captured.joint
-    for op, node in zip(joint.ops, region.captured.nodes, strict=True):
+    graph = region.captured.graph
+    for op, node in zip(graph.ops, region.captured.nodes, strict=True):
         if op.makes and op.kind != "input":
             assert op.bytes == sum(t.numel() * t.element_size() for t in tensors_of(node)), op.target
     for p in model.parameters():

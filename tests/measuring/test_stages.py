@@ -10,7 +10,7 @@ from torch import nn
 
 from elbowroom import simulate, solve
 from elbowroom.errors import InputError
-from elbowroom.measuring.stages import fuse_stages, measure_stages, stages_of
+from elbowroom.execute.by_stages.measuring import fuse_stages, measure_stages, stages_of
 
 FLOAT = 4
 RANDOM = torch.get_rng_state().nbytes  # what is looked at around a first forward: before it, and after it

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from elbowroom.plans import ModulePlan, Plan, RegionPlan  # noqa: E402
+from elbowroom.plan.plan import ModulePlan, Plan, RegionPlan  # noqa: E402
 from elbowroom.report.plan_table import MOST_ROWS, extra_time, module_rows, plan_line, unnamed_bytes  # noqa: E402
 from elbowroom.units import format_bytes, format_seconds  # noqa: E402
 
@@ -64,7 +64,7 @@ def test_rows_add_up_to_the_plan(plans, which, depth):
     rows = module_rows(plan, depth)
     saved = sum(row.saved_bytes for row in rows) + unnamed_bytes(plan)
     assert saved == sum(region.saved_bytes for region in plan.regions)
-    assert sum(row.replay_time_s for row in rows) == pytest.approx(plan.time_s - plan.plain_time_s, abs=1e-12)
+    assert sum(row.rerun_time_s for row in rows) == pytest.approx(plan.time_s - plan.plain_time_s, abs=1e-12)
     forward = sum(module.forward_time_s for region in plan.regions for module in region.modules)
     assert sum(row.forward_time_s for row in rows) == pytest.approx(forward)
     assert unnamed_bytes(plan) >= 0
@@ -105,7 +105,7 @@ def test_every_module_is_in_some_row(plans):
     plan = plans["tight"]
     rows = module_rows(plan, 9)
     assert sum(row.count for row in rows) == len(plan.regions[0].modules)
-    assert max(row.replays for row in rows) == max(module.replays for module in plan.regions[0].modules) > 0
+    assert max(row.reruns for row in rows) == max(module.reruns for module in plan.regions[0].modules) > 0
 
 
 def test_the_picture_reaches_the_predicted_peak(plans):

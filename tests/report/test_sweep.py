@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from elbowroom.errors import BudgetTooSmall  # noqa: E402
-from elbowroom.factory import Training  # noqa: E402
-from elbowroom.plans import Plan, RegionPlan  # noqa: E402
+from elbowroom.cli.app.training import Training  # noqa: E402
+from elbowroom.plan.plan import Plan, RegionPlan  # noqa: E402
 from elbowroom.report.sweep import extra_time, save_sweep_plot, spread, sweep_budgets, sweep_table  # noqa: E402
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elbowroom.stages.cuts import _crossing_bytes, _spans, cut, places
-from elbowroom.stages.flow import flowing
+from elbowroom.plan.stages.cuts import _crossing_bytes, _spans, cut, places
+from elbowroom.plan.stages.flow import flowing
 from joints import Step, joint_of, joints
 
 CUTS = st.fixed_dictionaries(
@@ -19,38 +19,38 @@ CUTS = st.fixed_dictionaries(
 )
 
 
-def stage_numbers(pieces) -> dict[int, int]:
-    return {op: k for k, piece in enumerate(pieces) for op in (*piece.forward, *piece.backward)}
+def stage_numbers(sections) -> dict[int, int]:
+    return {op: k for k, section in enumerate(sections) for op in (*section.forward, *section.backward)}
 
 
 @given(joints(30), CUTS)
 @settings(max_examples=100)
-def test_stages_divide_the_forward_in_its_order_and_the_backward(joint, how):
-    pieces = cut(joint, **how)
-    assert tuple(op for piece in pieces for op in piece.forward) == joint.forward
-    assert sorted(op for piece in pieces for op in piece.backward) == sorted(joint.backward)
-    assert len(pieces) <= how["most"]
-    assert all(piece.forward for piece in pieces)
+def test_stages_divide_the_forward_in_its_order_and_the_backward(graph, how):
+    sections = cut(graph, **how)
+    assert tuple(op for section in sections for op in section.forward) == graph.forward
+    assert sorted(op for section in sections for op in section.backward) == sorted(graph.backward)
+    assert len(sections) <= how["most"]
+    assert all(section.forward for section in sections)
 
 
 @given(joints(30), CUTS)
 @settings(max_examples=100)
-def test_what_crosses_is_what_later_stages_read(joint, how):
-    pieces = cut(joint, **how)
-    stage = stage_numbers(pieces)
-    for k in range(len(pieces) + 1):
-        read = {read for op in stage if stage[op] >= k for read in joint.ops[op].reads}
-        crossing = [op for op in joint.forward if stage[op] < k and op in read]
-        if k < len(pieces):
-            assert list(pieces[k].enters) == crossing
+def test_what_crosses_is_what_later_stages_read(graph, how):
+    sections = cut(graph, **how)
+    stage = stage_numbers(sections)
+    for k in range(len(sections) + 1):
+        read = {read for op in stage if stage[op] >= k for read in graph.ops[op].reads}
+        crossing = [op for op in graph.forward if stage[op] < k and op in read]
+        if k < len(sections):
+            assert list(sections[k].enters) == crossing
         if k > 0:
-            assert list(pieces[k - 1].leaves) == crossing
+            assert list(sections[k - 1].leaves) == crossing
 
 
 @given(joints(30), CUTS)
 @settings(max_examples=100)
-def test_a_backward_needs_what_it_reads_and_what_lingers_for_earlier_ones(joint, how):
-    check_needs(joint, cut(joint, **how))
+def test_a_backward_needs_what_it_reads_and_what_lingers_for_earlier_ones(graph, how):
+    check_needs(graph, cut(graph, **how))
 
 
 def test_what_towers_need_of_later_ones_lingers():
@@ -58,85 +58,85 @@ def test_what_towers_need_of_later_ones_lingers():
     pytest.importorskip("torch")
     from captured import captured
 
-    joint, _ = captured("siamese", fused=True)
-    pieces = cut(joint)
-    check_needs(joint, pieces)
-    assert any(piece.late for piece in pieces)
+    graph, _ = captured("siamese", fused=True)
+    sections = cut(graph)
+    check_needs(graph, sections)
+    assert any(section.late for section in sections)
 
 
-def check_needs(joint, pieces):
-    stage = stage_numbers(pieces)
+def check_needs(graph, sections):
+    stage = stage_numbers(sections)
     late = set()
-    for k, piece in enumerate(pieces):
-        read = {read for op in piece.backward for read in joint.ops[op].reads} & set(joint.forward)
-        assert set(piece.late) == {op for op in read if stage[op] > k}
-        assert set(piece.needs) == (read - set(piece.late)) | set(piece.lingers)
-        late |= set(piece.late)
-        assert len(set(piece.needs)) == len(piece.needs)
-    assert sorted(op for piece in pieces for op in piece.lingers) == sorted(late)
-    assert all(stage[op] == k for k, piece in enumerate(pieces) for op in piece.lingers)
+    for k, section in enumerate(sections):
+        read = {read for op in section.backward for read in graph.ops[op].reads} & set(graph.forward)
+        assert set(section.late) == {op for op in read if stage[op] > k}
+        assert set(section.needs) == (read - set(section.late)) | set(section.lingers)
+        late |= set(section.late)
+        assert len(set(section.needs)) == len(section.needs)
+    assert sorted(op for section in sections for op in section.lingers) == sorted(late)
+    assert all(stage[op] == k for k, section in enumerate(sections) for op in section.lingers)
 
 
 @given(joints(30), CUTS)
 @settings(max_examples=100)
-def test_only_tensors_cross(joint, how):
+def test_only_tensors_cross(graph, how):
     """A tuple stays with what is taken out of it: it cannot be handed to autograd to keep."""
-    for piece in cut(joint, **how):
-        assert all(joint.ops[op].storable for op in piece.leaves)
+    for section in cut(graph, **how):
+        assert all(graph.ops[op].storable for op in section.leaves)
 
 
 @given(joints(30), CUTS)
 @settings(max_examples=100)
-def test_gradients_exist_when_stages_go_back_last_to_first(joint, how):
-    there = {*joint.inputs, *joint.arriving, *joint.forward}
-    for piece in reversed(cut(joint, **how)):
-        for op in piece.backward:
-            assert there.issuperset(joint.ops[op].reads)
+def test_gradients_exist_when_stages_go_back_last_to_first(graph, how):
+    there = {*graph.inputs, *graph.arriving, *graph.forward}
+    for section in reversed(cut(graph, **how)):
+        for op in section.backward:
+            assert there.issuperset(graph.ops[op].reads)
             there.add(op)
 
 
 @given(joints(30))
 @settings(max_examples=100)
-def test_crossing_bytes_count_every_storage_once(joint):
-    place = places(joint)
-    spans = _spans(joint, place)
-    for i, counted in enumerate(_crossing_bytes(joint, spans)):
+def test_crossing_bytes_count_every_storage_once(graph):
+    place = places(graph)
+    spans = _spans(graph, place)
+    for i, counted in enumerate(_crossing_bytes(graph, spans)):
         crossing = [op for op, (made, until) in spans.items() if made <= i < until]
-        if all(joint.ops[op].storable for op in crossing):
-            assert counted == joint.bytes_of({s for op in crossing for s in joint.storages(op)})
+        if all(graph.ops[op].storable for op in crossing):
+            assert counted == graph.bytes_of({s for op in crossing for s in graph.storages(op)})
 
 
 @given(joints(30))
 @settings(max_examples=100)
-def test_cut_as_a_chain_one_storage_that_flows_crosses(joint):
+def test_cut_as_a_chain_one_storage_that_flows_crosses(graph):
     """What flows is looked for here by walking the graph; a storage crosses if later stages read it."""
-    flow = flowing_by_paths(joint)
-    made = {storage for op in flow for storage, _ in joint.ops[op].makes}
-    pieces = cut(joint, single=True)
-    for k in range(1, len(pieces)):
-        later = {op for piece in pieces[k:] for op in (*piece.forward, *piece.backward)}
-        reads = {read for op in later if op in flow or op in joint.backward for read in joint.ops[op].replay_reads}
+    flow = flowing_by_paths(graph)
+    made = {storage for op in flow for storage, _ in graph.ops[op].makes}
+    sections = cut(graph, single=True)
+    for k in range(1, len(sections)):
+        later = {op for section in sections[k:] for op in (*section.forward, *section.backward)}
+        reads = {read for op in later if op in flow or op in graph.backward for read in graph.ops[op].rerun_reads}
         earlier = reads & flow - later
-        assert len({storage for op in earlier for storage in joint.storages(op)} & made) <= 1
+        assert len({storage for op in earlier for storage in graph.storages(op)} & made) <= 1
 
 
 @given(joints(30))
 @settings(max_examples=100)
-def test_what_flows_comes_from_the_batch_has_a_gradient_and_leads_to_a_result(joint):
-    assert set(flowing(joint)) == flowing_by_paths(joint)
+def test_what_flows_comes_from_the_batch_has_a_gradient_and_leads_to_a_result(graph):
+    assert set(flowing(graph)) == flowing_by_paths(graph)
 
 
-def flowing_by_paths(joint) -> set[int]:
-    graph = networkx.DiGraph((read, op) for op in joint.forward for read in joint.ops[op].replay_reads)
-    graph.add_nodes_from((*joint.inputs, *joint.forward))
-    differentiated = {i for i, _ in joint.gradients}
+def flowing_by_paths(graph) -> set[int]:
+    graph = networkx.DiGraph((read, op) for op in graph.forward for read in graph.ops[op].rerun_reads)
+    graph.add_nodes_from((*graph.inputs, *graph.forward))
+    differentiated = {i for i, _ in graph.gradients}
 
     def flows(op: int) -> bool:
         before, after = networkx.ancestors(graph, op), {op} | networkx.descendants(graph, op)
-        batch = before & set(joint.inputs) - joint.parameters
-        return bool(batch and before & differentiated and after & set(joint.results))
+        batch = before & set(graph.inputs) - graph.parameters
+        return bool(batch and before & differentiated and after & set(graph.results))
 
-    return {op for op in joint.forward if flows(op)}
+    return {op for op in graph.forward if flows(op)}
 
 
 def layer(size: int, inside: int) -> list[Step]:
@@ -148,21 +148,21 @@ def layer(size: int, inside: int) -> list[Step]:
 
 @pytest.mark.parametrize("divide", [False, True])
 def test_layers_are_cut_where_they_meet(divide):
-    joint = joint_of(layer(2, 20) * 6)
-    pieces = cut(joint, divide=divide)
-    for before, after in pairwise(pieces):
+    graph = joint_of(layer(2, 20) * 6)
+    sections = cut(graph, divide=divide)
+    for before, after in pairwise(sections):
         assert before.leaves == after.enters
         if not divide:
-            assert joint.bytes_of({s for op in before.leaves for s in joint.storages(op)}) == 2
-    assert len(pieces) >= 6
+            assert graph.bytes_of({s for op in before.leaves for s in graph.storages(op)}) == 2
+    assert len(sections) >= 6
 
 
 def test_as_a_chain_residual_blocks_stay_whole():
     """Three operators and a sum with what came before them. In the first that is the batch, which is there anyway."""
     inside = Step("plain", (1,), (20, 1), 1, 1, 0, True, False, False, False, True, False)
-    joint = joint_of([inside, inside, inside, replace(inside, back=(1, 4), parameter=False)] * 5)
-    blocks = cut(joint, single=True)
-    assert [len(piece.forward) for piece in blocks] == [1] * 4 + [4] * 4
+    graph = joint_of([inside, inside, inside, replace(inside, back=(1, 4), parameter=False)] * 5)
+    blocks = cut(graph, single=True)
+    assert [len(section.forward) for section in blocks] == [1] * 4 + [4] * 4
 
 
 def test_a_backward_operator_stays_with_its_forward_though_it_reads_none_of_it():

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elbowroom.joint import Joint
-from elbowroom.stages.structure import Structure, structure_of
-from elbowroom.stages.towers import find_towers
+from elbowroom.step.graph import StepGraph
+from elbowroom.plan.stages.structure import Structure, structure_of
+from elbowroom.plan.stages.independent_towers import find_towers
 from joints import Step, joint_of, joints
 
 OP = Step("plain", (1,), (4, 1), 1, 1, 0, True, False, False, False, True, False)
@@ -25,11 +25,11 @@ def reading(*back: int) -> Step:
     return replace(OP, back=back)
 
 
-def network(*layers: Step, **rest) -> Joint:
+def network(*layers: Step, **rest) -> StepGraph:
     return joint_of(list(layers), **FROZEN, **rest)
 
 
-def unet(levels: int) -> Joint:
+def unet(levels: int) -> StepGraph:
     """Down, and up again, where the n-th from the bottom also reads the n-th from the bottom on the way down."""
     return network(*[OP] * levels, *(reading(1, 2 * n) for n in range(1, levels)))
 
@@ -89,23 +89,23 @@ def test_towers(lengths):
         layers += tower(length, made)
         made += length
     ends = [made - sum(lengths[: k + 1]) + 1 for k in range(len(lengths))]
-    joint = network(*layers, reading(*ends), OP)
-    found = structure_of(joint)
+    graph = network(*layers, reading(*ends), OP)
+    found = structure_of(graph)
     shares = sorted((f"{length / (made + 2):.0%}" for length in lengths), reverse=True)
     sizes = f"{len(lengths)} towers of {', '.join(shares[:-1])} and {shares[-1]} of the forward"
-    assert found == Structure("towers", f"{sizes} meet at {joint.ops[joint.forward[made]].name}")
+    assert found == Structure("towers", f"{sizes} meet at {graph.ops[graph.forward[made]].name}")
 
 
 def test_heads_of_one_trunk_are_towers_with_results_of_their_own():
     """A trunk of four, then two heads of six that never meet: two losses."""
-    joint = network(*[OP] * 4, *[OP] * 6, reading(7), *[OP] * 5, results=[(6, True)])
+    graph = network(*[OP] * 4, *[OP] * 6, reading(7), *[OP] * 5, results=[(6, True)])
     why = "2 towers of 38% and 38% of the forward lead to results of their own; 2 results get gradients"
-    assert structure_of(joint) == Structure("towers", why)
+    assert structure_of(graph) == Structure("towers", why)
 
 
 def test_towers_before_a_larger_trunk():
-    joint = network(*tower(4, 0), *tower(4, 4), reading(1, 5), *[OP] * 11)
-    assert structure_of(joint).why.startswith("2 towers of 20% and 20% of the forward")
+    graph = network(*tower(4, 0), *tower(4, 4), reading(1, 5), *[OP] * 11)
+    assert structure_of(graph).why.startswith("2 towers of 20% and 20% of the forward")
 
 
 def test_small_branches_are_no_towers():
@@ -127,16 +127,16 @@ def test_times_that_are_not_known_count_alike():
 
 
 def test_a_graph_without_a_forward():
-    joint = network(OP)
-    assert structure_of(replace(joint, forward=(), results=())).kind == "chain"
+    graph = network(OP)
+    assert structure_of(replace(graph, forward=(), results=())).kind == "chain"
 
 
 def test_three_thousand_operators_take_no_time():
     """Linear, it takes some hundredths of a second."""
-    joint = network(*[OP, OP, OP, reading(1, 4)] * 750, most=3000)
-    assert len(joint.forward) >= 2990
+    graph = network(*[OP, OP, OP, reading(1, 4)] * 750, most=3000)
+    assert len(graph.forward) >= 2990
     started = time.perf_counter()
-    structure_of(joint)
+    structure_of(graph)
     assert time.perf_counter() - started < 1
 
 
@@ -205,7 +205,7 @@ def dominators(parent, op):
 
 @given(joints(30))
 @settings(max_examples=100)
-def test_every_graph_has_a_structure(joint):
-    found = structure_of(joint)
+def test_every_graph_has_a_structure(graph):
+    found = structure_of(graph)
     assert found.kind in ("chain", "skips", "dense", "towers", "graph")
     assert found.why

@@ -1,14 +1,14 @@
 """A cut never separates an operator that returns a tuple from what is taken out of it: tuples cannot be kept."""
 
-from elbowroom.joint import Joint, Op
-from elbowroom.stages.cuts import cut
+from elbowroom.step.graph import StepGraph, Operator
+from elbowroom.plan.stages.cuts import cut
 
 
-def operator(index: int, kind: str, reads: tuple[int, ...], makes=(), shares=(), storable: bool = True) -> Op:
-    return Op(index, f"v{index}", "op", kind, reads, reads, tuple(makes), tuple(shares), storable=storable, time=1.0)
+def operator(index: int, kind: str, reads: tuple[int, ...], makes=(), shares=(), storable: bool = True) -> Operator:
+    return Operator(index, f"v{index}", "op", kind, reads, reads, tuple(makes), tuple(shares), storable=storable, time=1.0)
 
 
-def joint_with_a_tuple_in_the_valley() -> Joint:
+def joint_with_a_tuple_in_the_valley() -> StepGraph:
     """input → wide → tuple of something narrow → taken out → wide again, and a backward that reads the wide ones."""
     ops = [
         operator(0, "input", ()),
@@ -22,13 +22,13 @@ def joint_with_a_tuple_in_the_valley() -> Joint:
         operator(8, "backward", (7, 2), [(8, 100)]),
     ]
     sizes = {storage: size for op in ops for storage, size in op.makes}
-    return Joint(ops, (0,), (1,), (2, 3, 4, 5, 6), (7, 8), (6,), (), ((0, 8),), frozenset({0}), storage_bytes=sizes)
+    return StepGraph(ops, (0,), (1,), (2, 3, 4, 5, 6), (7, 8), (6,), (), ((0, 8),), frozenset({0}), storage_bytes=sizes)
 
 
 def test_the_cut_comes_after_what_is_taken_out():
     for divide in (False, True):
-        pieces = cut(joint_with_a_tuple_in_the_valley(), divide=divide)
-        assert len(pieces) > 1
-        for piece in pieces:
-            assert 3 not in piece.enters
-            assert 3 not in piece.leaves
+        sections = cut(joint_with_a_tuple_in_the_valley(), divide=divide)
+        assert len(sections) > 1
+        for section in sections:
+            assert 3 not in section.enters
+            assert 3 not in section.leaves

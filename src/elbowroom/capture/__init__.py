@@ -1,1 +1,1 @@
-"""From a PyTorch model to a `Joint`: the training step as a graph of operators."""
+"""From a PyTorch model to a `StepGraph`: the training step as a graph of operators."""

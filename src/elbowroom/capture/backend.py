@@ -1,14 +1,15 @@
 """The `torch.compile` backend: lets AOT autograd trace forward and backward together, and takes over from there.
 
 AOT autograd keeps its part: it handles mutated inputs, aliased outputs and tied parameters, and wraps the two
-programs in one autograd function. It is handed stand-in graphs of the right shape; what runs is a `Region`.
+programs in one autograd function. It is handed stand-in graphs of the right shape; what runs is whatever the caller
+makes of the captured graph: an object with a forward and a backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import fx
@@ -19,21 +20,36 @@ from torch._functorch.partitioners import default_partition
 
 from elbowroom.capture.fusion import contract
 from elbowroom.capture.joint_graph import Captured, capture_joint, why_not
-from elbowroom.capture.rewrite import rewrite, rewrite_for_fusion
-from elbowroom.execute.region import Looks, Region
-from elbowroom.measuring.allocator import allocator_block
+from elbowroom.capture.rewrites.rewrite import rewrite, rewrite_for_fusion
+from elbowroom.step.allocator import allocator_block
+
+
+class Runnable(Protocol):
+    """What runs a captured graph. Both functions take a list that they empty, and return a list."""
+
+    def forward(self, arguments: list[Any]) -> list[Any]: ...
+
+    def backward(self, arguments: list[Any]) -> list[Any]: ...
+
+
+R = TypeVar("R", bound=Runnable)
 
 
 def make_backend(
-    on_capture: Callable[[Region], None], on_refusal: Callable[[str], None], looks: Looks, *, fused: bool = False
+    make_runnable: Callable[[Captured], R],
+    on_capture: Callable[[R], None],
+    on_refusal: Callable[[str], None],
+    *,
+    fused: bool = False,
 ) -> Callable[..., Any]:
-    """A backend that calls `on_capture` with every training graph it takes, before the graph first runs.
+    """A backend that makes something runnable of every training graph it takes, and then calls `on_capture` with it,
+    before the graph first runs.
 
     `fused`: its programs will be compiled by Inductor, so the graph is traced as Inductor wants it.
     """
 
     def compile_graph(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
-        regions: list[Region] = []
+        runnables: list[R] = []
 
         def partition(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
             if reason := why_not(joint):
@@ -42,19 +58,19 @@ def make_backend(
             static = set(rest.get("static_lifetime_input_indices") or ())
             rewriting = rewrite_for_fusion if fused else rewrite
             captured = capture_joint(joint, num_fwd_outputs, static, allocator_block(_on_cuda(joint)), rewriting)
-            region = Region(contract(captured) if fused else captured, looks)
-            regions.append(region)
-            on_capture(region)
+            runnable = make_runnable(contract(captured) if fused else captured)
+            runnables.append(runnable)
+            on_capture(runnable)
             return _stand_ins(captured)
 
         if fused:
-            return _trace_with_inductor(graph_module, example_inputs, partition, regions)
+            return _trace_with_inductor(graph_module, example_inputs, partition, runnables)
 
         def forward_compiler(module: fx.GraphModule, _: Any) -> Any:
-            return _boxed(regions[-1].forward) if regions else _boxed_module(module)
+            return _boxed(runnables[-1].forward) if runnables else _boxed_module(module)
 
         def backward_compiler(module: fx.GraphModule, _: Any) -> Any:
-            return _boxed(regions[-1].backward) if regions else _boxed_module(module)
+            return _boxed(runnables[-1].backward) if runnables else _boxed_module(module)
 
         compiled = aot_autograd(
             fw_compiler=forward_compiler,
@@ -98,11 +114,11 @@ def kept_whole() -> Iterator[None]:
 
 
 def _trace_with_inductor(
-    graph_module: fx.GraphModule, example_inputs: Any, partition: Callable[..., Any], regions: list[Region]
+    graph_module: fx.GraphModule, example_inputs: Any, partition: Callable[..., Any], runnables: Sequence[Runnable]
 ) -> Any:
     """Inductor's own way to the joint graph: its decompositions and passes, then our partition by its hook.
 
-    What it would compile then are stand-ins; a region's programs are compiled when they are installed.
+    What it would compile then are stand-ins; programs are compiled when they are installed.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
@@ -116,9 +132,9 @@ def _trace_with_inductor(
             return None
 
     def inner_compile(module: fx.GraphModule, inputs: Any, **rest: Any) -> Any:
-        if rest.get("is_inference") or not regions:
+        if rest.get("is_inference") or not runnables:
             return compile_fx_inner(module, inputs, **rest)
-        return _boxed(regions[-1].backward if rest.get("is_backward") else regions[-1].forward)
+        return _boxed(runnables[-1].backward if rest.get("is_backward") else runnables[-1].forward)
 
     with functorch_config.patch(enable_autograd_cache=False):
         return compile_fx(
@@ -159,12 +175,12 @@ def _stand_ins(captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
     The forward seems to save the inputs that have gradients, and the backward to return them. Inputs are nothing that
     a backward may overwrite, so AOT autograd lets every backward run twice (`retain_graph`).
     """
-    joint, nodes = captured.joint, captured.nodes
+    step_graph, nodes = captured.graph, captured.nodes
     graph, copies = fx.Graph(), {}
-    for node in (nodes[i] for i in joint.inputs):
+    for node in (nodes[i] for i in step_graph.inputs):
         copies[node] = graph.placeholder(node.name)
         copies[node].meta = dict(node.meta)
-    for node in (nodes[i] for i in joint.forward):
+    for node in (nodes[i] for i in step_graph.forward):
         copies[node] = graph.node_copy(node, copies.__getitem__)
     differentiated = [nodes[i] for i, gradient in enumerate(captured.backward_outputs) if gradient is not None]
     returned = list(captured.module.graph.output_node().args[0])  # type: ignore[arg-type]
@@ -180,7 +196,7 @@ def _stand_ins(captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
 
     graph = fx.Graph()
     places = {}
-    for node in (*differentiated, *(nodes[i] for i in joint.arriving)):
+    for node in (*differentiated, *(nodes[i] for i in step_graph.arriving)):
         places[node] = graph.placeholder(node.name)
         places[node].meta = dict(node.meta)
     gradients = enumerate(captured.backward_outputs)

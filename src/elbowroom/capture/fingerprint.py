@@ -9,7 +9,7 @@ from elbowroom.capture.joint_graph import Captured
 
 def fingerprint(captured: Captured) -> str:
     digest = hashlib.sha256()
-    for op in captured.joint.ops:
+    for op in captured.graph.ops:
         digest.update(f"{op.key}|{op.kind}|{op.reads}\n".encode())
     digest.update(f"{captured.forward_outputs}{captured.backward_outputs}{captured.device.type}".encode())
     return digest.hexdigest()[:32]

@@ -30,9 +30,9 @@ from elbowroom.capture.operators import (
     overload_packet,
     reads_windows,
 )
-from elbowroom.capture.rewrite import APART
+from elbowroom.capture.rewrites.rewrite import PART_COPY
 from elbowroom.capture.values import tensor_bytes
-from elbowroom.joint import Joint, Op
+from elbowroom.step.graph import Operator, StepGraph
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -42,27 +42,27 @@ _WORTH_STORING = 1.25
 
 def contract(captured: Captured) -> Captured:
     """The same graph with stored values only, and the cone of nodes that computes each."""
-    joint, nodes = captured.joint, captured.nodes
+    graph, nodes = captured.graph, captured.nodes
     masks = _masks(captured)
     stored, reads = _stored(captured, masks)
     inlined = _inlined_later(captured, stored, masks, reads)
-    chosen = [i for i, op in enumerate(joint.ops) if op.kind in ("input", "gradient") or i in stored]
+    chosen = [i for i, op in enumerate(graph.ops) if op.kind in ("input", "gradient") or i in stored]
     number = {old: new for new, old in enumerate(chosen)}
     stored_later = stored - inlined
-    cones = [_cone(captured, i, stored_later if joint.ops[i].kind == "backward" else stored) for i in chosen]
-    keys = {node: op.key for node, op in zip(nodes, joint.ops, strict=True)}
+    cones = [_cone(captured, i, stored_later if graph.ops[i].kind == "backward" else stored) for i in chosen]
+    keys = {node: op.key for node, op in zip(nodes, graph.ops, strict=True)}
     written_away = _written_away(captured)
-    storage_bytes = {**joint.storage_bytes, **dict.fromkeys(written_away, 0)}
-    ops: list[Op] = []
+    storage_bytes = {**graph.storage_bytes, **dict.fromkeys(written_away, 0)}
+    ops: list[Operator] = []
     for new, old in enumerate(chosen):
-        op = joint.ops[old]
+        op = graph.ops[old]
         boundary = tuple(number[read] for read in reads[old])
         ops.append(
             replace(
                 op,
                 index=new,
                 reads=boundary,
-                replay_reads=boundary,
+                rerun_reads=boundary,
                 makes=tuple((storage, storage_bytes[storage]) for storage, _ in op.makes),
                 reusable=_overwritable(op, cones[new], dict(zip(boundary, reads[old], strict=True)), captured),
                 workspace=_stored_meanwhile(captured, old, stored),
@@ -75,25 +75,25 @@ def contract(captured: Captured) -> Captured:
     def numbers(some: Iterable[int]) -> tuple[int, ...]:
         return tuple(number[i] for i in some)
 
-    contracted = Joint(
-        ops=ops,
-        inputs=numbers(joint.inputs),
-        arriving=numbers(joint.arriving),
-        forward=numbers(i for i in joint.forward if i in stored),
-        backward=numbers(i for i in joint.backward if i in stored),
-        results=numbers(joint.results),
-        updates=numbers(joint.updates),
-        gradients=tuple((number[i], number[gradient]) for i, gradient in joint.gradients),
-        parameters=frozenset(numbers(joint.parameters)),
-        effects=numbers(joint.effects),
-        overwritten={number[i]: size for i, size in joint.overwritten.items()},
+    contracted = StepGraph(
+        ops=tuple(ops),
+        inputs=numbers(graph.inputs),
+        arriving=numbers(graph.arriving),
+        forward=numbers(i for i in graph.forward if i in stored),
+        backward=numbers(i for i in graph.backward if i in stored),
+        results=numbers(graph.results),
+        updates=numbers(graph.updates),
+        gradients=tuple((number[i], number[gradient]) for i, gradient in graph.gradients),
+        parameters=frozenset(numbers(graph.parameters)),
+        effects=numbers(graph.effects),
+        overwritten={number[i]: size for i, size in graph.overwritten.items()},
         storage_bytes=storage_bytes,
         kept=frozenset(numbers(_drawn(captured))),
-        apart=frozenset(numbers(i for i in joint.apart if _is_slice_of_stored(captured, i, stored))),
+        part_copies=frozenset(numbers(i for i in graph.part_copies if _is_slice_of_stored(captured, i, stored))),
     )
     return replace(
         captured,
-        joint=contracted,
+        graph=contracted,
         nodes=[nodes[i] for i in chosen],
         forward_outputs=[None if i is None else number[i] for i in captured.forward_outputs],
         overwrites=[None if i is None else number[i] for i in captured.overwrites],
@@ -105,23 +105,23 @@ def contract(captured: Captured) -> Captured:
 
 def _stored(captured: Captured, masks: set[int]) -> tuple[set[int], dict[int, tuple[int, ...]]]:
     """The operators whose values are stored, and which stored values (or inputs) each operator's cone reads."""
-    joint, nodes = captured.joint, captured.nodes
-    readers = _readers(joint)
+    graph, nodes = captured.graph, captured.nodes
+    readers = _readers(graph)
     stored = _must_be_stored(captured) | masks
     reads: dict[int, tuple[int, ...]] = {}
-    for i in (*joint.forward, *joint.backward):
+    for i in (*graph.forward, *graph.backward):
         boundary: dict[int, None] = {}
-        for read in joint.ops[i].reads:
-            if joint.ops[read].kind in ("input", "gradient") or _reads_stored(captured, i, read, stored):
+        for read in graph.ops[i].reads:
+            if graph.ops[read].kind in ("input", "gradient") or _reads_stored(captured, i, read, stored):
                 boundary[read] = None
             else:
                 boundary.update(dict.fromkeys(reads[read]))
         reads[i] = tuple(boundary)
-        if i not in stored and not joint.ops[i].is_view and len(readers[i]) > 1:
+        if i not in stored and not graph.ops[i].is_view and len(readers[i]) > 1:
             traffic = sum(tensor_bytes(nodes[read]) for read in boundary)
             if traffic > _WORTH_STORING * tensor_bytes(nodes[i]):
                 stored.add(i)
-    for i in (*joint.inputs, *joint.arriving):
+    for i in (*graph.inputs, *graph.arriving):
         reads[i] = ()
     return stored, reads
 
@@ -132,21 +132,21 @@ def _masks(captured: Captured) -> set[int]:
     They could be drawn again wherever they are read, from a seed, but that is arithmetic which hides behind no
     traffic. Each is stored at its smallest, a byte an element for dropout.
     """
-    joint, nodes = captured.joint, captured.nodes
-    readers = _readers(joint)
+    graph, nodes = captured.graph, captured.nodes
+    readers = _readers(graph)
     from_random: set[int] = set()
-    for i in joint.forward:
-        follows = joint.ops[i].is_view or _is_pointwise(captured, i)
-        if draws(nodes[i]) or (follows and joint.ops[i].reads and from_random.issuperset(joint.ops[i].reads)):
+    for i in graph.forward:
+        follows = graph.ops[i].is_view or _is_pointwise(captured, i)
+        if draws(nodes[i]) or (follows and graph.ops[i].reads and from_random.issuperset(graph.ops[i].reads)):
             from_random.add(i)
 
     def smallest(i: int) -> int:
         i = _behind_views(captured, i)
-        smaller = [read for read in joint.ops[i].reads if read in from_random]
+        smaller = [read for read in graph.ops[i].reads if read in from_random]
         is_larger = sum(tensor_bytes(nodes[read]) for read in smaller) < tensor_bytes(nodes[i])
         return smallest(smaller[0]) if len(smaller) == 1 and is_larger else i
 
-    later = (i for i in from_random if any(joint.ops[reader].kind == "backward" for reader in readers[i]))
+    later = (i for i in from_random if any(graph.ops[reader].kind == "backward" for reader in readers[i]))
     return {smallest(i) for i in later}
 
 
@@ -159,24 +159,24 @@ def _inlined_later(
     they are computed from: no more bytes, and fewer to save. So it is with an attention's weights after dropout: the
     scores are there anyway. What backward operators read is brought up to date in `reads`.
     """
-    joint, nodes = captured.joint, captured.nodes
-    readers = _readers(joint)
-    returned = {_behind_views(captured, i) for i in (*joint.results, *joint.updates, *joint.effects)}
+    graph, nodes = captured.graph, captured.nodes
+    readers = _readers(graph)
+    returned = {_behind_views(captured, i) for i in (*graph.results, *graph.updates, *graph.effects)}
     needed_by: defaultdict[int, set[int]] = defaultdict(set)
-    for reader in joint.backward:
+    for reader in graph.backward:
         for read in reads[reader] if reader in stored else ():
             needed_by[read].add(reader)
     inlined: set[int] = set()
-    for i in reversed(joint.forward):
+    for i in reversed(graph.forward):
         if i not in stored or i in masks or i in returned or not needed_by[i] or not _is_pointwise(captured, i):
             continue
         size = tensor_bytes(nodes[i])
-        besides = [read for read in reads[i] if joint.ops[read].kind == "forward" and not needed_by[read]]
+        besides = [read for read in reads[i] if graph.ops[read].kind == "forward" and not needed_by[read]]
         saves = sum(tensor_bytes(nodes[read]) for read in besides) < size
         reads_little = (
             sum(tensor_bytes(nodes[read]) for read in reads[i] if read not in masks) <= _WORTH_STORING * size
         )
-        later = [nodes[reader] for reader in readers[i] if joint.ops[reader].kind == "backward"]
+        later = [nodes[reader] for reader in readers[i] if graph.ops[reader].kind == "backward"]
         if saves and reads_little and all(map(computes_inside, later)):
             inlined.add(i)
             for reader in needed_by.pop(i):
@@ -188,34 +188,34 @@ def _inlined_later(
 
 
 def _is_pointwise(captured: Captured, i: int) -> bool:
-    op, node = captured.joint.ops[i], captured.nodes[i]
+    op, node = captured.graph.ops[i], captured.nodes[i]
     return is_fusible(node) and not (is_reduction(node) or is_getitem(node) or op.is_view or op.random)
 
 
 def _must_be_stored(captured: Captured) -> set[int]:
-    joint, nodes = captured.joint, captured.nodes
-    returned = {*joint.results, *joint.updates, *joint.effects, *(gradient for _, gradient in joint.gradients)}
+    graph, nodes = captured.graph, captured.nodes
+    returned = {*graph.results, *graph.updates, *graph.effects, *(gradient for _, gradient in graph.gradients)}
     stored = set(returned) | {_behind_views(captured, i) for i in returned}
-    for i in (*joint.forward, *joint.backward):
-        op, node = joint.ops[i], nodes[i]
+    for i in (*graph.forward, *graph.backward):
+        op, node = graph.ops[i], nodes[i]
         computed = node.op != "get_attr" and not op.is_view and not is_getitem(node)
         if computed and (not is_fusible(node) or overload_packet(node) in WINDOWS_BACKWARD):
             stored.add(i)
             stored.update(_behind_views(captured, read) for read in op.reads)
         elif is_getitem(node) or is_reduction(node) or _is_gathered(node) or op.random or not op.storable:
             stored.add(i)
-    return {i for i in stored if joint.ops[i].kind in ("forward", "backward") and nodes[i].op != "get_attr"}
+    return {i for i in stored if graph.ops[i].kind in ("forward", "backward") and nodes[i].op != "get_attr"}
 
 
 def _is_gathered(node: fx.Node) -> bool:
     """Whether a value is there to be in one place."""
-    return node.target is aten.cat.default or APART in node.meta
+    return node.target is aten.cat.default or PART_COPY in node.meta
 
 
 def _is_slice_of_stored(captured: Captured, i: int, stored: set[int]) -> bool:
     """Whether a copy of a part is all that is computed. The whole may never be in memory, but for its parts."""
-    (part,) = captured.joint.ops[i].reads
-    return captured.joint.ops[part].reads[0] in stored
+    (part,) = captured.graph.ops[i].reads
+    return captured.graph.ops[part].reads[0] in stored
 
 
 def _reads_stored(captured: Captured, i: int, read: int, stored: set[int]) -> bool:
@@ -229,30 +229,30 @@ def _stored_meanwhile(captured: Captured, i: int, stored: set[int]) -> int:
     """Bytes of what an operator that reads windows has the compiler store."""
     if not reads_windows(captured.nodes[i]):
         return 0
-    read = (_behind_views(captured, read) for read in captured.joint.ops[i].reads)
-    return sum(captured.joint.ops[r].bytes for r in read if r not in stored)
+    read = (_behind_views(captured, read) for read in captured.graph.ops[i].reads)
+    return sum(captured.graph.ops[r].bytes for r in read if r not in stored)
 
 
 def _drawn(captured: Captured) -> set[int]:
     """Random values, and the parts of random tuples: drawn once, then kept."""
-    ops, nodes = captured.joint.ops, captured.nodes
-    drawn = {i for i in captured.joint.forward if ops[i].random}
-    return drawn | {i for i in captured.joint.forward if is_getitem(nodes[i]) and ops[i].reads[0] in drawn}
+    ops, nodes = captured.graph.ops, captured.nodes
+    drawn = {i for i in captured.graph.forward if ops[i].random}
+    return drawn | {i for i in captured.graph.forward if is_getitem(nodes[i]) and ops[i].reads[0] in drawn}
 
 
 def _behind_views(captured: Captured, i: int) -> int:
     """The value whose storage a view shows; parts of tuples count as values of their own."""
-    ops = captured.joint.ops
+    ops = captured.graph.ops
     while ops[i].is_view and not is_getitem(captured.nodes[i]) and ops[i].kind in ("forward", "backward"):
         shared = set(ops[i].shares)
-        i = next(read for read in ops[i].reads if shared & set(captured.joint.storages(read)))
+        i = next(read for read in ops[i].reads if shared & set(captured.graph.storages(read)))
     return i
 
 
-def _readers(joint: Joint) -> dict[int, set[int]]:
+def _readers(graph: StepGraph) -> dict[int, set[int]]:
     """The operators that are no views and read a value, directly or through views."""
-    found: dict[int, set[int]] = {op.index: set() for op in joint.ops}
-    for op in reversed(joint.ops):
+    found: dict[int, set[int]] = {op.index: set() for op in graph.ops}
+    for op in reversed(graph.ops):
         through = found[op.index] if op.is_view else {op.index}
         for read in op.reads:
             found[read] |= through
@@ -261,7 +261,7 @@ def _readers(joint: Joint) -> dict[int, set[int]]:
 
 def _cone(captured: Captured, root: int, stored: set[int]) -> tuple[fx.Node, ...]:
     """The nodes that compute a stored value from other stored ones, in order; it comes last."""
-    ops = captured.joint.ops
+    ops = captured.graph.ops
     if ops[root].kind in ("input", "gradient"):
         return ()
     inside, waiting = {root}, [root]
@@ -275,7 +275,7 @@ def _cone(captured: Captured, root: int, stored: set[int]) -> tuple[fx.Node, ...
     return tuple(captured.nodes[i] for i in sorted(inside))
 
 
-def _sequences(op: Op, cone: tuple[fx.Node, ...]) -> tuple[int, ...]:
+def _sequences(op: Operator, cone: tuple[fx.Node, ...]) -> tuple[int, ...]:
     """Autograd's numbers of what runs inside. A backward cone may hold forward nodes: those tell nothing."""
     if op.kind == "backward":
         cone = tuple(node for node in cone if node.meta.get("partitioner_tag") == "is_backward")
@@ -295,24 +295,26 @@ def _cone_key(cone: tuple[fx.Node, ...], keys: dict[fx.Node, str]) -> str:
 
 def _written_away(captured: Captured) -> set[int]:
     """Storages of gradients that are computed straight into the parameter's `.grad` and nowhere else."""
-    joint = captured.joint
+    graph = captured.graph
     readers: dict[int, list[int]] = {}
-    for op in joint.ops:
+    for op in graph.ops:
         for read in op.reads:
             readers.setdefault(read, []).append(op.index)
-    returned = Counter(gradient for _, gradient in joint.gradients)
+    returned = Counter(gradient for _, gradient in graph.gradients)
     away: set[int] = set()
-    for i, gradient in joint.gradients:
-        if i not in joint.parameters or gradient in readers or returned[gradient] > 1:
+    for i, gradient in graph.gradients:
+        if i not in graph.parameters or gradient in readers or returned[gradient] > 1:
             continue
         source = _behind_views(captured, gradient)  # a bias's gradient is a view of a sum
         alone = source == gradient or (readers[source] == [gradient] and source not in returned)
         if alone and is_fusible(captured.nodes[source]):
-            away.update(storage for storage, _ in joint.ops[source].makes)
+            away.update(storage for storage, _ in graph.ops[source].makes)
     return away
 
 
-def _overwritable(op: Op, cone: tuple[fx.Node, ...], boundary: dict[int, int], captured: Captured) -> tuple[int, ...]:
+def _overwritable(
+    op: Operator, cone: tuple[fx.Node, ...], boundary: dict[int, int], captured: Captured
+) -> tuple[int, ...]:
     """Stored values that a kernel may write its output over, if nobody reads them again.
 
     A pointwise one must read each element where it writes it: not through a slice, say. One that writes into some
@@ -337,10 +339,10 @@ def _overwritable(op: Op, cone: tuple[fx.Node, ...], boundary: dict[int, int], c
 
 def _bytes_alone(captured: Captured, i: int) -> int | None:
     """Bytes of a value that is one storage of its own, or that part of a tuple."""
-    op, storages = captured.joint.ops[i], captured.joint.storages(i)
+    op, storages = captured.graph.ops[i], captured.graph.storages(i)
     if len(storages) != 1 or (op.is_view and not is_getitem(captured.nodes[i])):
         return None
-    return captured.joint.storage_bytes[storages[0]]
+    return captured.graph.storage_bytes[storages[0]]
 
 
 def _keeps_places(node: fx.Node) -> bool:

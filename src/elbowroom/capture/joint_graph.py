@@ -1,4 +1,4 @@
-"""Turns the joint forward–backward graph of AOT autograd into a `Joint`, and keeps the fx nodes beside it."""
+"""Turns the joint forward–backward graph of AOT autograd into a `StepGraph`, and keeps the fx nodes beside it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from elbowroom.capture.out_variant import overwritable
-from elbowroom.capture.rewrite import APART, batch_norm_updating, rewrite
+from elbowroom.capture.rewrites.rewrite import PART_COPY, batch_norm_updating, rewrite
 from elbowroom.capture.values import tensors_of
-from elbowroom.joint import Joint, Kind, Op
+from elbowroom.step.graph import Kind, Operator, StepGraph
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A `Joint` and what is needed to run it: one fx node per operator, and the order of inputs and outputs.
+    """A `StepGraph` and what is needed to run it: one fx node per operator, and the order of inputs and outputs.
 
     `forward_outputs` and `backward_outputs` are in AOT autograd's order, by operator (or a constant / None).
     """
 
-    joint: Joint
+    graph: StepGraph
     nodes: list[fx.Node]
     forward_outputs: list[int | None]
     overwrites: list[int | None]  # per forward output: the input that it overwrites
@@ -73,8 +73,8 @@ def capture_joint(
     returns = [(op, i) for op, i in zip(forward_returns, mutated, strict=True) if op is not None]
     fixed = frozenset(i for i in static_inputs if i < len(inputs))
     overwritten = {i: live_bytes(order[i]) for i in _overwritten(returns, effects, number)}
-    joint = Joint(
-        ops=ops,
+    step_graph = StepGraph(
+        ops=tuple(ops),
         inputs=tuple(number[n] for n in inputs),
         arriving=tuple(number[n] for n in arriving),
         forward=tuple(number[n] for n in body if n not in later),
@@ -88,9 +88,11 @@ def capture_joint(
         effects=tuple(number[node] for node in effects),
         overwritten=overwritten,
         storage_bytes=storages.bytes,
-        apart=frozenset(number[node] for node in body if APART in node.meta),
+        part_copies=frozenset(number[node] for node in body if PART_COPY in node.meta),
     )
-    return Captured(joint, order, forward_returns, mutated, backward_returns, _device(order), graph_module, fixed)
+    return Captured(
+        step_graph, order, forward_returns, mutated, backward_returns, _device(order), graph_module, fixed
+    )
 
 
 def made_real(traced: torch.Tensor) -> torch.Tensor:
@@ -182,7 +184,7 @@ class _Storages:
         return self._numbers[identity]
 
 
-def _op(index: int, node: fx.Node, kind: Kind, number: dict[fx.Node, int], storages: _Storages) -> Op:
+def _op(index: int, node: fx.Node, kind: Kind, number: dict[fx.Node, int], storages: _Storages) -> Operator:
     reads = tuple(number[read] for read in node.all_input_nodes)
     inherited = {storage for read in node.all_input_nodes for storage in storages.of(read)}
     own = storages.of(node)
@@ -191,13 +193,13 @@ def _op(index: int, node: fx.Node, kind: Kind, number: dict[fx.Node, int], stora
         for storage, _ in makes:  # resident: counted before the step begins
             storages.bytes[storage] = 0
         makes = tuple((s, 0) for s, _ in makes)
-    return Op(
+    return Operator(
         index=index,
         name=node.name,
         target=_target_name(node),
         kind=kind,
         reads=reads,
-        replay_reads=tuple(number[read] for read in replay_call(node)[1]),
+        rerun_reads=tuple(number[read] for read in rerun_call(node)[1]),
         makes=makes,
         shares=tuple(s for s in own if s in inherited),
         module=_module_path(node),
@@ -209,7 +211,7 @@ def _op(index: int, node: fx.Node, kind: Kind, number: dict[fx.Node, int], stora
     )
 
 
-def replay_call(node: fx.Node) -> tuple[Any, list[fx.Node], tuple[Any, ...]]:
+def rerun_call(node: fx.Node) -> tuple[Any, list[fx.Node], tuple[Any, ...]]:
     """How a node runs a second time: target, nodes read, arguments. BatchNorm must not touch its statistics."""
     if node.target is batch_norm_updating:
         args = (*node.args[:3], *node.args[5:])

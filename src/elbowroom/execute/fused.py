@@ -1,8 +1,5 @@
 """Runs a program with fused kernels: writes it as two fx graphs and has Inductor compile them.
 
-The forward graph holds every node once. The backward graph holds a copy of a recomputed value's cone for each time
-the program runs it, placed where the program runs it; a copy that still shows the same values is read again instead.
-
 Gradients of parameters become `.grad`. There are up to three backwards, each compiled when first called. One returns
 gradients, for `.grad` where there is none, or for autograd to take (return): they come one by one, and what is free
 until then serves others. The other two get tensors as inputs and overwrite them, so that kernels write where
@@ -14,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import fx
@@ -24,18 +21,14 @@ from torch._inductor.choices import InductorChoices
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.virtualized import V
 
-from elbowroom.capture.images import images
 from elbowroom.capture.joint_graph import Captured
-from elbowroom.capture.operators import draws, is_fusible, reads_windows
-from elbowroom.capture.rewrite import APART
-from elbowroom.execute.accumulate import engine_accumulates, is_autograds
+from elbowroom.capture.rewrites.rewrite import PART_COPY
+from elbowroom.execute.accumulation import engine_accumulates, is_autograds
+from elbowroom.execute.fused_graphs import Mode, backward_graph, forward_graph
 from elbowroom.execute.tickets import ALONE, holders
-from elbowroom.joint import Joint
-from elbowroom.program import Instruction, Program, reads_of
+from elbowroom.step.program import Program
 
 aten = torch.ops.aten
-
-Mode = Literal["add", "write", "return"]
 
 # Inductor may look for another order with a lower peak: ours is planned. And it holds dead buffers until a value of
 # the same size comes along: on a plan with a low peak that cost 30 %, and the allocator reuses memory just as well.
@@ -49,9 +42,9 @@ SETTINGS: dict[str, Any] = {
     "custom_partitioner_fn": None,
 }
 
-_FAR = 16  # kernels apart
-
-_IMAGES: dict[Any, int] = {aten.convolution.default: 1, aten.convolution_backward.default: 2}  # how many it reads
+# Kernels between two that may still be fused. Copies of one value that are computed again at different times lie
+# further apart than the kernels of one layer, of which the largest networks measured have about a dozen.
+_FAR = 16
 
 
 class _Nearby(InductorChoices):
@@ -64,8 +57,8 @@ class _Nearby(InductorChoices):
 
     @staticmethod
     def can_fuse(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
-        apart = max(abs(node1.min_order - node2.max_order), abs(node2.min_order - node1.max_order))
-        return apart <= _FAR and InductorChoices.can_fuse(scheduler, node1, node2, shared_data_score)
+        distance = max(abs(node1.min_order - node2.max_order), abs(node2.min_order - node1.max_order))
+        return distance <= _FAR and InductorChoices.can_fuse(scheduler, node1, node2, shared_data_score)
 
 
 class Fused:
@@ -80,31 +73,30 @@ class Fused:
         self.captured = captured
         self.program = program
         self.channels_last = channels_last
-        self.fixed = captured.fixed_inputs | set(captured.joint.overwritten)  # inputs that stay where they are
-        self.parameters = tuple(dict.fromkeys(i for each in program.backward for i in each.accumulates))
+        self.fixed = captured.fixed_inputs | set(captured.graph.overwritten)  # inputs that stay where they are
+        self.parameters = tuple(dict.fromkeys(i for each in program.backward_runs for i in each.accumulates))
         # Parameters go to the backward for their `.grad`, whether or not it reads their values.
         self.handed = tuple(dict.fromkeys((*program.saved, *self.parameters)))
         self._among_handed = [self.handed.index(i) for i in self.parameters]
-        self._among_inputs = [captured.joint.inputs.index(i) for i in self.parameters]
+        self._among_inputs = [captured.graph.inputs.index(i) for i in self.parameters]
         # Inputs among these are handed on as they came: a compiled graph might return a copy in another layout.
-        places = {i: n for n, i in enumerate(captured.joint.inputs) if i not in captured.joint.overwritten}
+        places = {i: n for n, i in enumerate(captured.graph.inputs) if i not in captured.graph.overwritten}
         computed = [i for i in self.handed if i not in places]
         self._given = [places[i] for i in self.handed if i in places]
         self._order = _merging([i in places for i in self.handed])
-        graph = _forward_graph(captured, program, computed, channels_last)
-        inputs = [captured.nodes[i].meta["val"] for i in captured.joint.inputs]
+        graph = forward_graph(captured, program, computed, channels_last)
+        inputs = [captured.nodes[i].meta["val"] for i in captured.graph.inputs]
         visible = range(len(captured.forward_outputs))
-        aligned = [place for place, i in enumerate(captured.joint.inputs) if i in captured.joint.parameters]
+        aligned = [place for place, i in enumerate(captured.graph.inputs) if i in captured.graph.parameters]
         self._forward, strides = self._compile(graph, inputs, visible, aligned, is_backward=False)
         self._strides = dict(zip(computed, strides[len(captured.forward_outputs) :], strict=True))
-        self.makes: Mode = "return"  # gradients, where there are none: as in its last trial
         self._backwards: dict[Mode, Callable[[list[Any]], list[Any]]] = {}
         self.has_run: set[Mode] = set()  # kernels are loaded and tuned when they first run
         self._forward_source = str(graph.python_code("self").src)
 
-    @property
-    def source(self) -> str:
-        backward, _ = _backward_graph(self.captured, self.program, self.parameters, self.makes, self.channels_last)
+    def source(self, makes: Mode) -> str:
+        """Both graphs as Python, with the backward that makes gradients where there are none."""
+        backward, _ = backward_graph(self.captured, self.program, self.parameters, makes, self.channels_last)
         return f"{self._forward_source}\n\n{backward.python_code('self').src}"
 
     def forward(self, arguments: list[Any]) -> list[Any]:
@@ -114,12 +106,15 @@ class Fused:
         given += outputs[count:]
         return outputs[:count] + [given[place] for place in self._order]
 
-    def backward(self, arguments: list[Any]) -> list[Any]:
-        """Adds to the parameters' gradients, or leaves that to autograd where it wants to do it."""
+    def backward(self, arguments: list[Any], makes: Mode) -> list[Any]:
+        """Adds to the parameters' gradients, or leaves that to autograd where it wants to do it.
+
+        `makes` is how gradients are made where there are none.
+        """
         parameters = [arguments[place] for place in self._among_handed]
         if not engine_accumulates() or any(map(is_autograds, parameters)):
             return self._run("return", arguments, [])
-        mode = self.mode_for(parameters)
+        mode = mode_for(parameters, makes)
         if mode == "return":
             outputs = self._run(mode, arguments, [])
             gradients = self.take_gradients(outputs, parameters)
@@ -129,12 +124,6 @@ class Fused:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         return outputs
-
-    def mode_for(self, parameters: Sequence[torch.Tensor]) -> Mode:
-        """How to make the gradients of parameters, most of which have none as a rule."""
-        if any(parameter.grad is not None for parameter in parameters):
-            return "add"
-        return self.makes
 
     def take_gradients(self, outputs: list[Any], parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The parameters' gradients out of what a backward has returned, each fit to be a `.grad`."""
@@ -170,7 +159,7 @@ class Fused:
         return outputs
 
     def _compile_backward(self, mode: Mode) -> Callable[[list[Any]], list[Any]]:
-        graph, inputs = _backward_graph(self.captured, self.program, self.parameters, mode, self.channels_last)
+        graph, inputs = backward_graph(self.captured, self.program, self.parameters, mode, self.channels_last)
         for place, i in enumerate(self.program.saved):
             inputs[place] = _laid_out(inputs[place], self._strides.get(i))
         aligned = [place for place, i in enumerate(self.program.saved) if i in self._strides]
@@ -196,11 +185,11 @@ class Fused:
         returned = graph.output_node().args[0]
         nodes = [i for i in visible if isinstance(returned[i], fx.Node)]  # type: ignore[index]
         graph.output_node().meta["user_visible_output_idxs"] = nodes
-        apart = self.program.replays or any(APART in node.meta for node in graph.nodes)
+        keeps_places = self.program.reruns or any(PART_COPY in node.meta for node in graph.nodes)
         convolves = graph.find_nodes(op="call_function", target=aten.convolution.default)
         with (
             _settings(inputs),
-            _nearby() if apart else nullcontext(),
+            _nearby() if keeps_places else nullcontext(),
             TracingContext.report_output_strides() as strides,
         ):
             compiled = compile_fx_inner(
@@ -211,6 +200,11 @@ class Fused:
                 layout_opt=self.channels_last if convolves else None,
             )
         return compiled, list(strides or [None] * len(returned))  # type: ignore[arg-type]
+
+
+def mode_for(parameters: Sequence[torch.Tensor], makes: Mode) -> Mode:
+    """How to hand over the gradients of parameters, most of which have none as a rule."""
+    return "add" if any(parameter.grad is not None for parameter in parameters) else makes
 
 
 @contextmanager
@@ -249,175 +243,6 @@ def _laid_out(value: Any, stride: Sequence[int] | None) -> Any:
     assert mode is not None
     with mode:
         return value.as_strided(value.size(), stride)
-
-
-# --- the graphs ----------------------------------------------------------------------------------------------
-
-
-def _forward_graph(captured: Captured, program: Program, saved: Sequence[int], channels_last: bool) -> fx.Graph:
-    """Inputs in AOT autograd's order; its outputs, then what is saved."""
-    writer = _Graph(captured, channels_last)
-    for i in captured.joint.inputs:
-        writer.input(i)
-    copies = {i: writer.copy_of(i) for i in saved if i in captured.joint.overwritten}
-    for instruction in program.forward:
-        writer.run(instruction)
-    outputs = [None if i is None else writer.values[captured.nodes[i]] for i in captured.forward_outputs]
-    writer.graph.output([*outputs, *(copies.get(i) or writer.values[captured.nodes[i]] for i in saved)])
-    return writer.graph
-
-
-def _backward_graph(
-    captured: Captured, program: Program, parameters: Sequence[int], mode: Mode, channels_last: bool
-) -> tuple[fx.Graph, list[Any]]:
-    """What was saved, then gradients to write to, then those that arrive; and the traced values of all these."""
-    writer = _Graph(captured, channels_last)
-    for i in program.saved:
-        writer.input(i)
-    buffers = {}
-    for i in parameters if mode != "return" else ():
-        buffers[i] = writer.graph.placeholder(f"gradient_of_{captured.nodes[i].name}")
-        buffers[i].meta["val"] = captured.nodes[i].meta["val"]
-    for i in captured.joint.arriving:
-        writer.input(i)
-    returned = {i: gradient for i, gradient in enumerate(captured.backward_outputs) if gradient is not None}
-    readers = _reader_counts(captured.joint, program)
-    for place, instruction in enumerate(program.backward):
-        writer.run(instruction)
-        if not instruction.accumulates:
-            writer.store(instruction, readers[place])
-        value = writer.values[captured.nodes[instruction.op]]
-        for i in instruction.accumulates:
-            if mode != "return":
-                writer.write(buffers[i], value, add=mode == "add")
-            else:
-                writer.returned[i] = value
-        writer.free(instruction, set(returned.values()))
-    outputs: list[Any] = []
-    for i in range(len(captured.backward_outputs)):
-        if i not in returned or i in buffers:
-            outputs.append(None)
-        else:
-            outputs.append(writer.returned.get(i) or writer.values[captured.nodes[returned[i]]])
-    writer.graph.output(outputs)
-    inputs = [node.meta["val"] for node in writer.graph.nodes if node.op == "placeholder"]
-    return writer.graph, inputs
-
-
-def _reader_counts(joint: Joint, program: Program) -> list[int]:
-    """For each instruction of the backward, how many others read what it makes."""
-    found = [0] * len(program.backward)
-    latest: dict[int, int] = {}
-    for place, instruction in enumerate(program.backward):
-        for read in reads_of(joint, instruction):
-            if read in latest:
-                found[latest[read]] += 1
-        latest[instruction.op] = place
-    return found
-
-
-class _Graph:
-    """Writes one of the two graphs, instruction by instruction."""
-
-    def __init__(self, captured: Captured, channels_last: bool) -> None:
-        assert captured.cones is not None
-        self.captured = captured
-        self.channels_last = channels_last
-        self.cones = captured.cones
-        self._images = images(captured.module.graph) if channels_last else set()
-        self.graph = fx.Graph()
-        self.values: dict[fx.Node, fx.Node] = {}  # stored values: the latest copy
-        self.returned: dict[int, fx.Node] = {}
-        self._inlined: dict[fx.Node, tuple[fx.Node, list[fx.Node | None]]] = {}
-
-    def input(self, i: int) -> None:
-        node = self.captured.nodes[i]
-        self.values[node] = self.graph.placeholder(node.name)
-        self.values[node].meta = dict(node.meta)
-
-    def copy_of(self, i: int) -> fx.Node:
-        node = self.captured.nodes[i]
-        copy = self.graph.call_function(aten.clone.default, (self.values[node],))
-        copy.meta["val"] = node.meta["val"]
-        return copy
-
-    def run(self, instruction: Instruction) -> None:
-        *inside, root = self.cones[instruction.op]
-        for node in inside:
-            self._inline(node)
-        if instruction.shows is not None:
-            self.values[root] = self._latest(root.all_input_nodes[0])
-            return
-        self.values[root] = self.graph.node_copy(root, self._latest)
-        self._lay_out(self.values[root])
-        if reads_windows(root):  # later readers shall not take what was stored for this one
-            for node in inside:
-                self._inlined.pop(node, None)
-
-    def store(self, instruction: Instruction, readers: int) -> None:
-        """Has the compiler store an image that is planned as a value of its own, because it is read more than once.
-
-        It might rather compute it inside its readers, keep all that it reads until the last of them, and then store
-        one of those instead: in float32, twice as large. And random numbers would be drawn by each reader.
-        """
-        *inside, root = self.cones[instruction.op]
-        if instruction.shows is not None:
-            return
-        if APART in root.meta or (readers > 1 and any(map(draws, inside))):
-            self.values[root] = self._strided(self.values[root], root.meta["val"].stride())
-        elif root in self._images and is_fusible(root) and not self.captured.joint.ops[instruction.op].is_view:
-            self.values[root] = self._channels_last(self.values[root])
-
-    def _lay_out(self, node: fx.Node) -> None:
-        """Images that a convolution reads, and gradients that its backward reads, in the program's layout."""
-        operands = _IMAGES.get(node.target, 0)
-        with self.graph.inserting_before(node):
-            for place in range(operands):
-                node.update_arg(place, self._channels_last(node.args[place]))  # type: ignore[arg-type]
-
-    def _channels_last(self, node: fx.Node) -> fx.Node:
-        value = node.meta["val"]
-        if not self.channels_last or not isinstance(value, torch.Tensor) or value.dim() != 4:
-            return node
-        return self._strided(
-            node, torch.empty(value.size(), device="meta", memory_format=torch.channels_last).stride()
-        )
-
-    def _strided(self, node: fx.Node, strides: Sequence[int]) -> fx.Node:
-        """Stored, and laid out like this."""
-        laid_out = self.graph.call_function(torch.ops.prims.inductor_force_stride_order.default, (node, strides))
-        laid_out.meta["val"] = node.meta["val"]
-        return laid_out
-
-    def free(self, instruction: Instruction, kept: set[int]) -> None:
-        """Forget values, so that nothing that reads them is taken for current."""
-        for i in instruction.frees:
-            if i not in kept:
-                self.values.pop(self.captured.nodes[i], None)
-
-    def write(self, buffer: fx.Node, value: fx.Node, *, add: bool) -> None:
-        if add:
-            total = self.graph.call_function(aten.add.Tensor, (buffer, value))
-            total.meta["val"] = buffer.meta["val"]
-            value = total
-        written = self.graph.call_function(aten.copy_.default, (buffer, value))
-        written.meta["val"] = buffer.meta["val"]
-
-    def _inline(self, node: fx.Node) -> None:
-        reads = [self._find(read) for read in node.all_input_nodes]
-        known = self._inlined.get(node)
-        if known is None or None in reads or known[1] != reads:
-            self._inlined[node] = (self.graph.node_copy(node, self._latest), reads)
-
-    def _find(self, node: fx.Node) -> fx.Node | None:
-        if node in self.values:
-            return self.values[node]
-        return self._inlined[node][0] if node in self._inlined else None
-
-    def _latest(self, node: fx.Node) -> fx.Node:
-        found = self._find(node)
-        assert found is not None, f"{node} is read before it is computed"
-        return found
 
 
 # --- compiling -----------------------------------------------------------------------------------------------

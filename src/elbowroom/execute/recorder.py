@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from elbowroom.execute.accumulate import engine_accumulates, is_autograds
-from elbowroom.execute.fused import Fused, Mode
+from elbowroom.execute.accumulation import engine_accumulates, is_autograds
+from elbowroom.execute.fused import Fused, mode_for
+from elbowroom.execute.fused_graphs import Mode
 from elbowroom.execute.recording import LOG, Recording
 from elbowroom.execute.tickets import ALONE, Tickets, holders
 
@@ -25,8 +26,9 @@ _PATIENCE = 8  # steps launched before a recording that was given up is made aga
 class Recorder:
     """Stands for a fused program. What its forward saves begins with a ticket that tells its backward how it ran."""
 
-    def __init__(self, fused: Fused) -> None:
+    def __init__(self, fused: Fused, makes: Mode) -> None:
         self.fused = fused
+        self.makes = makes  # how gradients are made where there are none
         self.recording: Recording | None = None
         self._mode: Mode = "return"
         self._buffers: list[torch.Tensor] = []  # for gradients that are not made in the pool
@@ -35,7 +37,7 @@ class Recorder:
         self._moves_left = _MOVES
         self._to_wait = 0  # steps
         fixed = [i for i in fused.handed if i in fused.fixed]
-        self._handed = [fused.captured.joint.inputs.index(i) for i in fixed]
+        self._handed = [fused.captured.graph.inputs.index(i) for i in fixed]
         self._trained = [fixed.index(i) for i in fused.parameters]
 
     # --- forward ---
@@ -70,7 +72,7 @@ class Recorder:
             self.release()
             return None
         if self._mode != "add":  # where gradients were there once, to be added to, they will be again
-            self._mode = self.fused.mode_for(parameters)
+            self._mode = mode_for(parameters, self.makes)
         if self.recording is not None and self.recording.mode != self._mode:
             self.recording = None
         recording = self.recording
@@ -104,7 +106,7 @@ class Recorder:
     def backward(self, arguments: list[Any]) -> list[Any]:
         run = int(arguments.pop(0))
         if run < 0:
-            return self.fused.backward(arguments)
+            return self.fused.backward(arguments, self.makes)
         recording = self.recording
         assert recording is not None
         assert run == self._runs
@@ -114,7 +116,7 @@ class Recorder:
         again = torch._C._autograd._get_current_graph_task_keep_graph()  # type: ignore[attr-defined]
         if again or not self._may_replay(recording, parameters):
             # Launched on the recorded values, with memory of its own: rare enough to take more than was planned.
-            gradients = self.fused.backward([*recording.handed(handed), *arriving])
+            gradients = self.fused.backward([*recording.handed(handed), *arriving], self.makes)
             if not again:
                 self._tickets.collect(run)
                 self._moves_left = 0

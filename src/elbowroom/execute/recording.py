@@ -21,21 +21,12 @@ from typing import Any
 
 import torch
 
-from elbowroom.capture.joint_graph import Captured, made_real
-from elbowroom.execute.fused import Fused, Mode
+from elbowroom.capture.joint_graph import made_real
+from elbowroom.execute.fused import Fused
+from elbowroom.execute.fused_graphs import Mode
+from elbowroom.step.allocator import SMALL
 
 LOG = logging.getLogger("elbowroom")
-
-_SMALL = 2**20  # bytes: PyTorch's allocator has segments of their own for what is no larger
-
-
-def recordable(captured: Captured) -> bool:
-    """Whether everything that changes from step to step can be copied in and out."""
-    joint, nodes = captured.joint, captured.nodes
-    if captured.device.type != "cuda" or set(joint.inputs) & set(joint.results):
-        return False
-    values = [nodes[i].meta["val"] for i in (*joint.inputs, *joint.arriving, *joint.results)]
-    return all(isinstance(value, torch.Tensor) and value.device == captured.device for value in values)
 
 
 class Recording:
@@ -46,9 +37,9 @@ class Recording:
         self.fused = fused
         self.mode = mode
         self.gradients = gradients
-        joint = fused.captured.joint
-        self._fixed = [place for place, i in enumerate(joint.inputs) if i in fused.fixed]
-        self._copied = [place for place, i in enumerate(joint.inputs) if i not in fused.fixed]
+        graph = fused.captured.graph
+        self._fixed = [place for place, i in enumerate(graph.inputs) if i in fused.fixed]
+        self._copied = [place for place, i in enumerate(graph.inputs) if i not in fused.fixed]
         self._addresses = [arguments[place].data_ptr() for place in self._fixed]
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         self._pool = torch.cuda.graph_pool_handle()
@@ -92,7 +83,7 @@ class Recording:
         parameters = self.fused.parameters_among(arguments)
         with self._recording(self._forward):
             for place in self._copied:
-                arguments[place] = made_real(nodes[captured.joint.inputs[place]].meta["val"])
+                arguments[place] = made_real(nodes[captured.graph.inputs[place]].meta["val"])
             self._batch = [_alias(arguments[place]) for place in self._copied]
             outputs = self.fused.forward(arguments)
         count = len(captured.forward_outputs)
@@ -102,7 +93,7 @@ class Recording:
         pairs = zip(self.fused.handed, handed, strict=True)
         self._saved = [None if i in self.fused.fixed else _alias(value) for i, value in pairs]
         with self._recording(self._backward):
-            arriving = [made_real(nodes[i].meta["val"]) for i in captured.joint.arriving]
+            arriving = [made_real(nodes[i].meta["val"]) for i in captured.graph.arriving]
             self._arriving = [_alias(value) for value in arriving]
             handed += arriving
             del arriving
@@ -132,9 +123,9 @@ class Recording:
         for segment in _segments(self._pool):
             gaps = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
             if segment["segment_type"] == "small":
-                sizes += [min(_SMALL, gap - start) for gap in gaps for start in range(0, gap, _SMALL)]
+                sizes += [min(SMALL, gap - start) for gap in gaps for start in range(0, gap, SMALL)]
             else:
-                sizes += [gap for gap in gaps if gap > _SMALL]
+                sizes += [gap for gap in gaps if gap > SMALL]
         with torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(SimpleNamespace(id=self._pool)):  # type: ignore[arg-type]
             device = self._stream.device
             held = [torch.empty(size, dtype=torch.uint8, device=device) for size in sorted(sizes, reverse=True)]

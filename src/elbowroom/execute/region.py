@@ -9,15 +9,24 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from elbowroom.capture.joint_graph import Captured, made_real
 from elbowroom.errors import ElbowroomError
-from elbowroom.execute.emit import Emitted, emit, emit_outputs_only
+from elbowroom.execute.emitter import emit, emit_outputs_only
 from elbowroom.execute.tickets import Tickets
-from elbowroom.program import Program, forward_only
+from elbowroom.measure.measured import Measured
+from elbowroom.step.program import Program, forward_only
+from elbowroom.step.referee import Surroundings
+
+if TYPE_CHECKING:
+    from elbowroom.execute.fused import Fused
+    from elbowroom.execute.fused_graphs import Mode
+    from elbowroom.execute.recorder import Recorder
 
 
 class Looks:
@@ -27,15 +36,53 @@ class Looks:
         self.calls: list[Region] | None = None
 
 
-class Region:
-    """One graph of the user's model, runnable."""
+@dataclass(frozen=True)
+class Build:
+    """Everything that a runnable program is made of.
 
-    def __init__(self, captured: Captured, looks: Looks) -> None:
-        self.captured = captured
+    `recorded`: it is replayed as CUDA graphs where that is possible. `makes` is how fused kernels make gradients where
+    there are none: they return them, or write them to a place of their own.
+    """
+
+    measured: Measured
+    program: Program
+    recorded: bool = False
+    makes: Mode = "return"
+
+    def is_like(self, other: Build) -> bool:
+        """Whether one runnable program serves both."""
+        same = self.program == other.program and self.measured.is_fused == other.measured.is_fused
+        if not same or not self.measured.is_fused:
+            return same
+        layout = self.measured.channels_last == other.measured.channels_last
+        return layout and (self.recorded, self.makes) == (other.recorded, other.makes)
+
+
+def makes_gradients(around: Surroundings) -> Mode:
+    """How fused kernels make gradients: those that come late are returned, for others there is a place already."""
+    return "return" if around.late else "write"
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A program made ready to run. Both functions take a list that they empty, and return a list."""
+
+    build: Build
+    forward: Callable[[list[Any]], list[Any]]
+    backward: Callable[[list[Any]], list[Any]]
+    source: Callable[[], str]
+    fused: Fused | None = None  # the compiled program behind them, if one is
+    recorder: Recorder | None = None  # what replays it, if something does
+
+
+class Region:
+    """One graph of the user's model, runnable. `traced` is the graph as it was traced."""
+
+    def __init__(self, traced: Captured, looks: Looks) -> None:
+        self.traced = traced
         self.looks = looks
-        self.programs: list[tuple[Program, Emitted]] = []
+        self.programs: list[Ready] = []
         self.current = -1
-        self.channels_last: bool | None = None  # images of programs to be compiled; None: as Inductor would decide
         self.runs = 0
         self.tickets = Tickets()  # one for each forward
         self.watch: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered around every program run
@@ -43,49 +90,51 @@ class Region:
         self.example: list[Callable[[], torch.Tensor | None]] = []  # what it was called with when looked at
         self._look: Callable[[list[Any]], list[Any]] | None = None
 
-    def install(self, program: Program, *, recorded: bool = False) -> None:
-        """From the next forward on, run this program; a fused one may be recorded and replayed."""
+    def install(self, build: Build) -> None:
+        """From the next forward on, run this program."""
         self.release()
-        self.current = self.add(program, recorded=recorded)
+        self.current = self.add(build)
 
     def release(self) -> None:
         """Give back the memory that recordings hold."""
-        for _, ready in self.programs:
+        for ready in self.programs:
             if ready.recorder is not None:
                 ready.recorder.release()
 
-    def add(self, program: Program, *, recorded: bool = False) -> int:
+    def add(self, build: Build) -> int:
         """Make a program ready to run, if it is not yet; its number."""
-        for number, (known, ready) in enumerate(self.programs):
-            same_layout = ready.fused is None or ready.fused.channels_last == self.channels_last
-            if known == program and same_layout and recorded == (ready.recorder is not None):
+        for number, known in enumerate(self.programs):
+            if known.build.is_like(build):
                 return number
-        if recorded:
-            from elbowroom.execute.recorder import Recorder
-
-            recorder = Recorder(self.programs[self.add(program)][1].fused)
-            emitted = Emitted(recorder.forward, recorder.backward, "", recorder.fused, recorder)
-        elif self.captured.cones is None:
-            emitted = emit(self.captured, program)
-        else:
-            from elbowroom.execute.fused import Fused  # the compiler takes seconds to import
-            from elbowroom.measuring.fused import inductors_layout
-
-            if self.channels_last is None:  # nothing was measured
-                self.channels_last = inductors_layout(self.captured)
-            fused = Fused(self.captured, program, self.channels_last)
-            emitted = Emitted(fused.forward, fused.backward, "", fused)
-        self.programs.append((program, emitted))
+        self.programs.append(self._fused(build) if build.measured.is_fused else _emitted(build))
         return len(self.programs) - 1
+
+    def _fused(self, build: Build) -> Ready:
+        from elbowroom.execute.fused import Fused  # the compiler takes seconds to import
+
+        measured, program = build.measured, build.program
+        fused = self._compiled(build) or Fused(measured.captured, program, measured.channels_last)
+        source = partial(fused.source, build.makes)
+        if not build.recorded:
+            return Ready(build, fused.forward, partial(fused.backward, makes=build.makes), source, fused)
+        from elbowroom.execute.recorder import Recorder
+
+        recorder = Recorder(fused, build.makes)
+        return Ready(build, recorder.forward, recorder.backward, source, fused, recorder)
+
+    def _compiled(self, build: Build) -> Fused | None:
+        """The same program, if it was compiled before to run in another way."""
+        channels_last = build.measured.channels_last
+        known = (ready.fused for ready in self.programs if ready.build.program == build.program)
+        return next((fused for fused in known if fused is not None and fused.channels_last == channels_last), None)
 
     @property
     def program(self) -> Program:
-        return self.programs[self.current][0]
+        return self.programs[self.current].build.program
 
     @property
     def source(self) -> str:
-        emitted = self.programs[self.current][1]
-        return emitted.source if emitted.fused is None else str(emitted.fused.source)
+        return self.programs[self.current].source()
 
     def forward(self, arguments: list[Any]) -> list[Any]:
         if self.looks.calls is not None:
@@ -96,25 +145,25 @@ class Region:
             self.at_first(self)
         self.runs += 1
         with self.watch():
-            outputs = self.programs[self.current][1].forward(arguments)
+            outputs = self.programs[self.current].forward(arguments)
         outputs.append(self.tickets.issue(self.runs, self.current))
         return outputs
 
     def backward(self, arguments: list[Any]) -> list[Any]:
-        at = len(arguments) - len(self.captured.joint.arriving) - 1
+        at = len(arguments) - len(self.traced.graph.arriving) - 1
         run, number = arguments.pop(at).tolist()
         if number < 0:
             raise ElbowroomError("this forward ran only to look at the model; call the fitted model again")
         self.tickets.collect(run)
         with self.watch():
-            gradients: list[Any] = self.programs[number][1].backward(arguments)
+            gradients: list[Any] = self.programs[number].backward(arguments)
         return gradients
 
     def _outputs_only(self, arguments: list[Any]) -> list[Any]:
         self.example = [_remembered(argument) for argument in arguments]
         if self._look is None:
-            plain = self.captured.unfused or self.captured
-            self._look = emit_outputs_only(plain, forward_only(plain.joint))
+            plain = self.traced.unfused or self.traced
+            self._look = emit_outputs_only(plain, forward_only(plain.graph))
         given = list(arguments)
         try:
             outputs = self._look(arguments)
@@ -127,12 +176,17 @@ class Region:
         and which graphs come next rarely depends on values."""
         torch.cuda.empty_cache()
         outputs: list[Any] = []
-        for op, overwritten in zip(self.captured.forward_outputs, self.captured.overwrites, strict=True):
+        for op, overwritten in zip(self.traced.forward_outputs, self.traced.overwrites, strict=True):
             if overwritten is not None:
                 outputs.append(given[overwritten])
             else:
-                outputs.append(None if op is None else made_real(self.captured.nodes[op].meta["val"]).zero_())
+                outputs.append(None if op is None else made_real(self.traced.nodes[op].meta["val"]).zero_())
         return outputs
+
+
+def _emitted(build: Build) -> Ready:
+    emitted = emit(build.measured.captured, build.program)
+    return Ready(build, emitted.forward, emitted.backward, lambda: emitted.source)
 
 
 def _remembered(argument: Any) -> Callable[[], torch.Tensor | None]:

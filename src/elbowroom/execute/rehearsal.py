@@ -17,12 +17,13 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from elbowroom.capture.joint_graph import Captured, made_real
-from elbowroom.execute.accumulate import on_trial
+from elbowroom.execute.accumulation import on_trial
 from elbowroom.execute.fused import Fused
+from elbowroom.execute.fused_graphs import Mode
 from elbowroom.execute.recording import LOG, Recording
 from elbowroom.execute.region import Region
-from elbowroom.measuring.memory import garbage_collected, measure
-from elbowroom.measuring.ops import asleep, cuda_seconds, host_seconds, launch_seconds, made_up
+from elbowroom.measure.memory import garbage_collected, measure
+from elbowroom.measure.plain_operators import asleep, cuda_seconds, host_seconds, launch_seconds, made_up
 
 _SAMPLES = 3
 _SAMPLE_S, _MOST_STEPS = 0.5, 8  # how many steps make a sample
@@ -47,14 +48,14 @@ def launched(region: Region, number: int, between_bytes: int, late_bytes: int = 
     """`between_bytes` are in use between forward and backward, whatever the trial itself holds then. `late_bytes` of
     gradients count as resident and are not there before the backward makes them."""
     with _quietly():
-        device, fused = region.captured.device, region.programs[number][1].fused
+        ready, device = region.programs[number], region.traced.device
         step = _step(region, number, keeps=bool(late_bytes))
         step()  # the first run loads kernels and picks algorithms
         if device.type != "cuda":
             peak, time = _measured_on_host(step)
         else:
             peak, time = _peak_during(partial(in_a_row, step), device)
-        is_replayable = device.type == "cuda" and fused is not None
+        is_replayable = device.type == "cuda" and ready.fused is not None
         kernels, host = kernels_and_host(step) if is_replayable else (time, 0.0)
         return Trial(max(peak - late_bytes, between_bytes), time, kernels, host)
 
@@ -67,13 +68,15 @@ def recorded(
     Gradients that come late lie in it. Now and then the program will be launched: that must fit, too.
     """
     with _quietly():
-        fused, inputs = region.programs[number][1].fused, _inputs(region)
+        ready, inputs = region.programs[number], _inputs(region, number)
+        fused, makes = ready.fused, ready.build.makes
+        assert fused is not None
         try:
-            gradients = None if late_bytes else fused.gradient_buffers(inputs)
-            launch = _fused_step(fused, inputs, gradients)
+            gradients = fused.gradient_buffers(inputs) if makes == "write" else []
+            launch = _fused_step(fused, inputs, gradients, makes)
             launch()
-            peak, _ = _peak_during(launch, region.captured.device)
-            pool, time = _recorded(fused, inputs, gradients)
+            peak, _ = _peak_during(launch, region.traced.device)
+            pool, time = _recorded(fused, inputs, gradients, makes)
         except Exception as failure:  # what cannot be recorded is launched
             LOG.info("not recorded: %s", failure)
             return None
@@ -82,21 +85,24 @@ def recorded(
 
 def _step(region: Region, number: int, *, keeps: bool) -> Callable[[], None]:
     """Forward and backward of a program that keeps the gradients that it makes, or adds them to others."""
-    ready, inputs = region.programs[number][1], _inputs(region)
+    ready, inputs = region.programs[number], _inputs(region, number)
     if ready.fused is not None:
-        return _fused_step(ready.fused, inputs, None if keeps else ready.fused.gradient_buffers(inputs))
+        makes = ready.build.makes
+        gradients = ready.fused.gradient_buffers(inputs) if makes == "write" else []
+        return _fused_step(ready.fused, inputs, gradients, makes)
 
     def backward(arguments: list[Any]) -> None:
         with on_trial(keeps=keeps):
             ready.backward(arguments)
 
-    return partial(_run, region.captured, ready.forward, backward, inputs)
+    return partial(_run, ready.build.measured.captured, ready.forward, backward, inputs)
 
 
-def _fused_step(fused: Fused, inputs: Sequence[Any], gradients: list[torch.Tensor] | None) -> Callable[[], None]:
-    """Gradients go to memory of our own, if there is some; and so they will, if the program serves."""
-    fused.makes = "return" if gradients is None else "write"
-    backward = partial(fused.run_backward, buffers=gradients or [], mode=fused.makes)
+def _fused_step(
+    fused: Fused, inputs: Sequence[Any], gradients: list[torch.Tensor], makes: Mode
+) -> Callable[[], None]:
+    """Gradients go to memory of our own, if there is some, as they will if the program serves."""
+    backward = partial(fused.run_backward, buffers=gradients, mode=makes)
     return partial(_run, fused.captured, fused.forward, backward, inputs)
 
 
@@ -116,8 +122,8 @@ def _run(
     del results
 
 
-def _recorded(fused: Fused, inputs: Sequence[Any], gradients: list[torch.Tensor] | None) -> tuple[int, float]:
-    recording = Recording(fused, inputs, gradients or [], fused.makes)
+def _recorded(fused: Fused, inputs: Sequence[Any], gradients: list[torch.Tensor], makes: Mode) -> tuple[int, float]:
+    recording = Recording(fused, inputs, gradients, makes)
     arriving = _arriving(fused.captured)
 
     def step() -> None:
@@ -187,17 +193,17 @@ def _quietly() -> Iterator[None]:
         yield
 
 
-def _inputs(region: Region) -> list[Any]:
+def _inputs(region: Region, number: int) -> list[Any]:
     """What the graph was called with when it was looked at, as far as it still exists; the rest is made up."""
-    captured = region.captured
+    captured = region.programs[number].build.measured.captured
     inputs = []
-    for i, given in zip(captured.joint.inputs, region.example, strict=True):
+    for i, given in zip(captured.graph.inputs, region.example, strict=True):
         tensor = given()
         if tensor is None:
             tensor = made_up(captured.nodes[i].meta["val"], limit=1)
-        inputs.append(tensor.detach().clone() if i in captured.joint.overwritten else tensor.detach())
+        inputs.append(tensor.detach().clone() if i in captured.graph.overwritten else tensor.detach())
     return inputs
 
 
 def _arriving(captured: Captured) -> list[torch.Tensor]:
-    return [made_real(captured.nodes[i].meta["val"]).fill_(1) for i in captured.joint.arriving]
+    return [made_real(captured.nodes[i].meta["val"]).fill_(1) for i in captured.graph.arriving]

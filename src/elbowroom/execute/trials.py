@@ -10,30 +10,41 @@ as recordings. These hold their memory, so each is given up after its trial; the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from elbowroom.execute import rehearsal
-from elbowroom.execute.recording import recordable
+from elbowroom.execute.plannable import Plannable, recordable
 from elbowroom.execute.region import Region
 from elbowroom.execute.rehearsal import Trial
-from elbowroom.execute.settings import CUDA_MARGIN_SHARE
-from elbowroom.planning import Planned, Planner, peak_together, plan_together
-from elbowroom.pool import pool_bytes
-from elbowroom.program import Program, peak_in_a_row
+from elbowroom.plan.planner import Planned
+from elbowroom.plan.together import peak_together, plan_together
+from elbowroom.step.allocator import CUDA_MARGIN_SHARE
+from elbowroom.step.pool import pool_bytes
+from elbowroom.step.program import Program
+from elbowroom.step.referee import peak_in_a_row
+from elbowroom.units import MAX_BYTES
 
-_GAIN = 1.01  # times faster than what has been found: less is not worth another compilation
-_AWAY = 0.003  # of the room, to stay away from it when a first plan has missed it
-_UNSURE = 0.06  # of what was missing: next time it may be that much more
-_POOL_UNSURE = 0.01  # of the room, the same for recordings, whose pools are played
-_FAR_AWAY = 0.05  # the same when nothing has fit and only one more may be compiled
-_WORTH = 1.03  # times faster than launched, for a recording
-_WAITS = 1.05  # times as long as the kernels take: a single step runs at higher clocks, by up to 4 % on an H200
-_IN_TRAINING = 1.5  # times as long as on trial, for the host: T5's took about 39 ms a step, then 60
-_DOUBTFUL = 2.0  # the same, where a recording is worth a look: CLIP's host took 27 of 51 ms, and a recording 49
-_SHORT_S = 40e-6  # of a kernel, on average: those of ResNet-101 and T5 wait for a host, GPT-2's and ViT's do not
-_SPARED = 0.05  # of the room, for what happens between steps, in a first plan that a recording can serve, too
-_LITTLE_LONGER = 1.02  # times as long, for the same, pool and all
+# Times faster than what has been found: a compilation takes as long as hundreds of steps, and 1 % is what two
+# measurements of one program differ by.
+_GAIN = 1.01
+# Shares of the room to stay away from it. Each further attempt stays 0.3 % more away, so that a near miss costs little;
+# where nothing has fit and only one more may be compiled, 5 % is more than most programs ever missed.
+_AWAY, _FAR_AWAY = 0.003, 0.05
+# Of what was missing last time: the next program misses as much give or take a few percent.
+_UNSURE = 0.06
+_POOL_UNSURE = 0.01  # of the room, the same for recordings, whose pools are played: most came within this
+_WORTH = 1.03  # times faster than launched, for a recording to be worth the memory that it holds between steps
+_WAITS = 1.05  # times as long as its kernels take: a single step runs at higher clocks, by up to 4 % on an H200
+# Times as long as on trial, for a host that has training to do besides: a T5's took about 39 ms a step, then 60.
+_HOST_IN_TRAINING = 1.5
+_DOUBTFUL = 2.0  # the same, where a recording is worth a look: a CLIP's host took 27 of 51 ms, and a recording 49
+# Seconds of a kernel, on average: kernels of ResNet-101 and T5 are shorter, and wait for a host that launches them;
+# those of GPT-2 and ViT are longer, and do not.
+_SHORT_S = 40e-6
+# Of the room, for what happens between steps: a first plan leaves so much, if it costs no more, to serve a recording.
+_SPARED = 0.05
+_LITTLE_LONGER = 1.02  # times as long as planned for launching: a first plan may take that to serve a recording
 
 
 @dataclass(frozen=True)
@@ -47,8 +58,9 @@ class Tried:
 
     @property
     def measured(self) -> list[Planned]:
+        """The plans with what was measured of them."""
         pairs = zip(self.planned, self.trials, strict=True)
-        return [plan.measured(trial.peak_bytes, recorded=self.recorded) for plan, trial in pairs]
+        return [replace(plan, measured_peak_bytes=trial.peak_bytes, recorded=self.recorded) for plan, trial in pairs]
 
     @property
     def peak_bytes(self) -> int:
@@ -73,7 +85,7 @@ class Tried:
         A recording has to be worth the memory that it holds. But the host is slower in training, where it has more to
         do, and not alone: a T5 on an H200 took 49.2 ms on trial, and its steps 72.
         """
-        expected = max(self.time_s, _IN_TRAINING * self.host_s)
+        expected = max(self.time_s, _HOST_IN_TRAINING * self.host_s)
         return expected * (_WORTH if self.recorded or self.waits else 1)
 
     def ranked_as(self, planned: Sequence[Planned]) -> float:
@@ -87,7 +99,7 @@ class Tried:
             return False
         if self.time_s > _WAITS * self.kernels_s > 0:
             return True
-        return _IN_TRAINING * self.host_s > self._kernels_at_most_s
+        return _HOST_IN_TRAINING * self.host_s > self._kernels_at_most_s
 
     @property
     def may_wait(self) -> bool:
@@ -129,10 +141,9 @@ class Trials:
     record. Steps of several graphs are not recorded: each would have a pool of its own.
     """
 
-    def __init__(self, regions: Sequence[Region], planners: Sequence[Planner], left_free: int | None = None) -> None:
-        self.regions = regions
-        self.planners = planners
-        self.left_free = left_free if len(regions) == 1 else None
+    def __init__(self, graphs: Sequence[Plannable], left_free: int | None = None) -> None:
+        self.graphs = graphs
+        self.left_free = left_free if len(graphs) == 1 else None
         self.known: list[Tried] = []
         self._sizes: dict[int, tuple[int, Program]] = {}  # recorded, by a program's identity, which it keeps here
         self._launches: dict[tuple[Region, int], Trial] = {}
@@ -144,8 +155,8 @@ class Trials:
             if hope is None or self._is_known(hope.planned):
                 break
             report(attempt / most)
-            for region in self.regions:
-                region.release()
+            for graph in self.graphs:
+                graph.region.release()
             self.known += self._try(hope.planned, room, recorded=hope.recorded)
         return self._fitting(room)
 
@@ -161,7 +172,7 @@ class Trials:
         if found is not None:
             return hope if hope is not None and hope.ranked_s * _GAIN < found.ranked_s else None
         if hope is None or (missed and self.least_bytes > (1 + _FAR_AWAY) * room):
-            return _Hope(0.0, [planner.least for planner in self.planners])
+            return _Hope(0.0, [graph.planner.least for graph in self.graphs])
         return hope
 
     def _hopes(self, room: int, away: int, *, last: bool) -> Iterator[_Hope]:
@@ -200,8 +211,8 @@ class Trials:
 
     def _plan(self, room: int, *, recorded: bool) -> list[Planned] | None:
         if not recorded:
-            return plan_together(list(self.planners), room)
-        found = self.planners[0].best_sized(room, self._recorded_bytes)
+            return plan_together([graph.planner for graph in self.graphs], room)
+        found = self.graphs[0].planner.best_sized(room, self._recorded_bytes)
         return None if found is None else [found]
 
     def _first(self, room: int) -> list[Planned] | None:
@@ -220,9 +231,9 @@ class Trials:
     def _has_short_kernels(self, planned: Sequence[Planned]) -> bool:
         """Whether the host is likely to take longer to launch them."""
         count = sum(
-            planner.joint.ops[instruction.op].time > 0
-            for planner, plan in zip(self.planners, planned, strict=True)
-            for instruction in (*plan.program.forward, *plan.program.backward)
+            graph.planner.graph.ops[run.op].time > 0
+            for graph, plan in zip(self.graphs, planned, strict=True)
+            for run in (*plan.program.forward_runs, *plan.program.backward_runs)
         )
         return _predicted_s(planned) < _SHORT_S * count
 
@@ -233,19 +244,19 @@ class Trials:
     def _recorded_bytes(self, program: Program) -> int:
         """What a recording of a program is expected to take: its pool, and what happens outside and between steps."""
         if id(program) not in self._sizes:
-            (planner,), (region,) = self.planners, self.regions
-            around = planner.around
-            pool = pool_bytes(planner.joint, program, around, region.captured.fixed_inputs)
+            (graph,) = self.graphs
+            around = graph.planner.around
+            pool = pool_bytes(graph.planner.graph, program, around, graph.measured.captured.fixed_inputs)
             self._sizes[id(program)] = pool + around.outside_bytes - around.late_bytes + self._held, program
         return self._sizes[id(program)][0]
 
     def _allocators(self, room: int) -> int:
-        on_gpu = self.regions[0].captured.device.type == "cuda"
+        on_gpu = self.graphs[0].device.type == "cuda"
         return int(CUDA_MARGIN_SHARE * room) if on_gpu else 0
 
     @property
     def _records(self) -> bool:
-        return self.left_free is not None and recordable(self.regions[0].captured)
+        return self.left_free is not None and recordable(self.graphs[0].measured.captured)
 
     @property
     def _held(self) -> int:
@@ -269,31 +280,41 @@ class Trials:
         """Launched and, where its kernels wait for the host, as a recording; or at once as a recording."""
         if recorded and (replayed := self._recorded(planned, room)):
             return replayed
-        launched = [self._launched(region, plan) for region, plan in zip(self.regions, planned, strict=True)]
-        tried = Tried(tuple(planned), tuple(launched), expected_bytes=peak_together(planned))
+        tried = self._all_launched(planned)
         return [tried, *(self._recorded(planned, room) if tried.may_wait and not recorded else [])]
 
-    def _launched(self, region: Region, plan: Planned) -> Trial:
-        number = region.add(plan.program)
+    def _all_launched(self, planned: list[Planned]) -> Tried:
+        launched = [self._launched(graph, plan) for graph, plan in zip(self.graphs, planned, strict=True)]
+        return Tried(tuple(planned), tuple(launched), expected_bytes=peak_together(planned))
+
+    def _launched(self, graph: Plannable, plan: Planned) -> Trial:
+        region, number = graph.region, graph.region.add(graph.build(plan.program))
         if (region, number) not in self._launches:
-            between_bytes, late_bytes = plan.prediction.between_bytes, self.planners[0].around.late_bytes
+            between_bytes, late_bytes = plan.prediction.between_bytes, self.graphs[0].planner.around.late_bytes
             self._launches[region, number] = rehearsal.launched(region, number, between_bytes, late_bytes)
         return self._launches[region, number]
 
     def _recorded(self, planned: list[Planned], room: int) -> list[Tried]:
         """Nothing if that cannot fit, or cannot be recorded, which is tried but once."""
-        (plan, *_), region = planned, self.regions[0]
+        (plan, *_), graph = planned, self.graphs[0]
         between_bytes = plan.prediction.between_bytes
         if not self._records or between_bytes + self._held > room:
             return []
-        around = self.planners[0].around
+        around = graph.planner.around
         outside_bytes = around.outside_bytes + self._held
-        number = region.add(plan.program)
-        trial = rehearsal.recorded(region, number, between_bytes, outside_bytes, around.late_bytes)
+        number = graph.region.add(graph.build(plan.program))
+        trial = rehearsal.recorded(graph.region, number, between_bytes, outside_bytes, around.late_bytes)
         if trial is None:
             self.left_free = None
             return []
         return [Tried((plan,), (trial,), recorded=True, expected_bytes=self._recorded_bytes(plan.program))]
+
+    def try_again(self, planned: list[Planned]) -> Tried | None:
+        """Measure plans that were made earlier, as they were meant to run; None if they cannot be recorded any more."""
+        if any(plan.recorded for plan in planned):
+            found = self._recorded(planned, MAX_BYTES) if len(planned) == 1 else []
+            return found[0] if found else None
+        return self._all_launched(planned)
 
 
 def _nearest(alike: Sequence[Tried], room: int) -> Tried | None:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from elbowroom.errors import InputError
-from elbowroom.schedule import Simulation, Span
-from elbowroom.units import format_bytes
+from elbowroom.schedule.timeline import Span, TimeLine
+from elbowroom.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from elbowroom.measure.memory import Measurement
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _TIME_MS = "time in the step (ms, estimated)"
 
 
 def memory_picture(
-    simulation: Simulation,
+    line: TimeLine,
     *,
     budget: int | None = None,
     width: int = 72,
@@ -25,7 +28,7 @@ def memory_picture(
     unit: str = "bytes",
 ) -> str:
     """The time line as a block chart: each column shows the highest memory during its share of the step."""
-    levels = columns(simulation.spans, width)
+    levels = columns(line.computing, width)
     top = max([*levels, budget or 0, 1])
     rows = []
     for row in range(height, 0, -1):
@@ -33,16 +36,25 @@ def memory_picture(
         label = _amount(top * row / height, unit) if row in (height, height // 2) else ""
         rows.append(f"{label:>10} ┤{cells}")
     rows.append(f"{'0':>10} ┼{'─' * width}")
-    peak = f"peak {_amount(simulation.peak_bytes, unit)}"
+    peak = f"peak {_amount(line.peak_bytes, unit)}"
     limit = "" if budget is None else f" of {_amount(budget, unit)}"
     rows.append(f"{'':>12}forward → backward, {peak}{limit}")
     return "\n".join(rows)
 
 
-def print_picture(console: Console, simulation: Simulation, budget: int | None, unit: str = "bytes") -> None:
+def measurement_picture(measured: Measurement, width: int, height: int) -> str:
+    """Memory that a block of code took above what was there before, as a block chart."""
+    assert measured.timeline is not None
+    rows = memory_picture(measured.timeline, width=width, height=height).splitlines()[:-1]
+    peak, end = format_bytes(measured.peak_bytes), format_bytes(measured.end_bytes)  # the last row is about a step
+    rows.append(f"{'':>12}{format_seconds(measured.time_s)} on {measured.device}, peak {peak}, {end} at the end")
+    return "\n".join(rows)
+
+
+def print_picture(console: Console, line: TimeLine, budget: int | None, unit: str = "bytes") -> None:
     """The chart, as wide as the terminal allows."""
     width = max(20, min(100, console.width - 14))
-    picture = memory_picture(simulation, budget=budget, width=width, unit=unit)
+    picture = memory_picture(line, budget=budget, width=width, unit=unit)
     console.print(picture, markup=False, highlight=False)
 
 
@@ -62,7 +74,7 @@ def columns(spans: Sequence[Span], width: int) -> list[int]:
     return levels
 
 
-Lines = Mapping[str, tuple[Simulation, int | None]]
+Lines = Mapping[str, tuple[TimeLine, int | None]]
 
 
 def save_plot(panels: Mapping[str, Lines], path: Path, *, along: str = _TIME_MS, scale: float = 1e3) -> None:
@@ -73,13 +85,13 @@ def save_plot(panels: Mapping[str, Lines], path: Path, *, along: str = _TIME_MS,
     pyplot = import_pyplot()
     figure, axes = pyplot.subplots(len(panels), 1, figsize=(10, 3.6 * len(panels)), squeeze=False)
     for axis, (title, lines) in zip(axes[:, 0], panels.items(), strict=True):
-        unit, size = _unit(max((run.peak_bytes for run, _ in lines.values()), default=0))
-        for label, (simulation, budget) in lines.items():
-            moments = [t * scale for span in simulation.spans for t in (span.start, span.end)]
-            sizes = [span.bytes / size for span in simulation.spans for _ in (0, 1)]
-            (line,) = axis.plot(moments, sizes, label=label, linewidth=1)
+        unit, size = _unit(max((line.peak_bytes for line, _ in lines.values()), default=0))
+        for label, (line, budget) in lines.items():
+            moments = [t * scale for span in line.computing for t in (span.start, span.end)]
+            sizes = [span.bytes / size for span in line.computing for _ in (0, 1)]
+            (drawn,) = axis.plot(moments, sizes, label=label, linewidth=1)
             if budget is not None:
-                axis.axhline(budget / size, color=line.get_color(), linestyle="--", linewidth=0.8)
+                axis.axhline(budget / size, color=drawn.get_color(), linestyle="--", linewidth=0.8)
         axis.set(title=title, xlabel=along, ylabel=f"memory ({unit})", ylim=(0, None))
         axis.legend(fontsize=8)
     save_figure(figure, path)

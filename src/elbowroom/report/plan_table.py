@@ -14,10 +14,9 @@ from typing import TypeAlias
 from rich.console import Console
 from rich.table import Table
 
-from elbowroom.plans import Plan
+from elbowroom.plan.plan import Plan
 from elbowroom.report.picture import memory_picture
-from elbowroom.report.tables import facts_table
-from elbowroom.schedule import Simulation, Span
+from elbowroom.report.tables import exactly, facts_table
 from elbowroom.units import format_bytes, format_seconds
 
 MOST_ROWS = 40
@@ -38,9 +37,9 @@ class Row:
     itself: bool
     count: int
     saved_bytes: int
-    replays: int  # most often that one of the operators runs again
+    reruns: int  # most often that one of the operators runs again
     forward_time_s: float
-    replay_time_s: float
+    rerun_time_s: float
 
     @property
     def label(self) -> str:
@@ -70,12 +69,12 @@ def plan_facts(plan: Plan) -> Table:
     gradients = f", gradients of {format_bytes(plan.resident['gradients'])} included" if plan.late_gradients else ""
     device = plan.setting.get("name", plan.setting.get("device", "an unknown device"))
     share = f", {plan.peak_bytes / plan.budget_bytes:.0%} of the budget" if plan.budget_bytes else ""
-    table.add_row("budget", _exactly(plan.budget_bytes))
-    table.add_row("predicted peak", f"{_exactly(plan.peak_bytes)}{share}")
+    table.add_row("budget", exactly(plan.budget_bytes))
+    table.add_row("predicted peak", f"{exactly(plan.peak_bytes)}{share}")
     table.add_row("  all the time", f"{format_bytes(plan.start_bytes)}: {', '.join(resident) or 'nothing'}")
     table.add_row("  for the step", f"{format_bytes(plan.peak_bytes - plan.start_bytes)}{gradients}")
-    table.add_row("plain peak", f"{_exactly(plan.plain_peak_bytes)}, everything saved")
-    table.add_row("extra time", f"{extra_time(plan):.1%} ({_times(plan)})")
+    table.add_row("plain peak", f"{exactly(plan.plain_peak_bytes)}, everything saved")
+    table.add_row("extra time", f"{plan.extra_time:.1%} ({_times(plan)})")
     _add_reasons(table, plan)
     if len(plan.regions) > 1:
         table.add_row("graphs", f"{len(plan.regions)}, planned together")
@@ -107,9 +106,9 @@ def plan_table(plan: Plan, depth: int | None = None) -> Table:
             row.label,
             f"×{row.count}" if row.count > 1 else "",
             format_bytes(row.saved_bytes) if row.saved_bytes else "–",
-            f"{row.replays}×" if row.replays else "–",
+            f"{row.reruns}×" if row.reruns else "–",
             format_seconds(row.forward_time_s) if row.forward_time_s else "–",
-            format_seconds(row.replay_time_s) if row.replay_time_s else "–",
+            format_seconds(row.rerun_time_s) if row.rerun_time_s else "–",
         )
     if unnamed := unnamed_bytes(plan):
         table.add_row("outputs, random states, copies of buffers", "", format_bytes(unnamed), "–", "–", "–")
@@ -120,15 +119,10 @@ def plan_table(plan: Plan, depth: int | None = None) -> Table:
         format_bytes(sum(row.saved_bytes for row in rows) + unnamed_bytes(plan)),
         "",
         format_seconds(sum(row.forward_time_s for row in rows)),
-        format_seconds(sum(row.replay_time_s for row in rows)),
+        format_seconds(sum(row.rerun_time_s for row in rows)),
         style="bold",
     )
     return table
-
-
-def extra_time(plan: Plan) -> float:
-    """Recomputation as a share of the step's time without any."""
-    return plan.time_s / plan.plain_time_s - 1 if plan.plain_time_s else 0.0
 
 
 def unnamed_bytes(plan: Plan) -> int:
@@ -162,9 +156,9 @@ def _rows(plan: Plan) -> list[Row]:
             False,
             1,
             module.saved_bytes,
-            module.replays,
+            module.reruns,
             module.forward_time_s,
-            module.replay_time_s,
+            module.rerun_time_s,
         )
         for module in modules
     ]
@@ -207,7 +201,7 @@ def _folded_at(rows: Sequence[Row], position: int) -> list[Row]:
             kept.append(row)
             continue
         around = (row.path[:position], row.path[position + 1 :])
-        alike = places.setdefault((around, row.itself, row.count, row.saved_bytes, row.replays), [])
+        alike = places.setdefault((around, row.itself, row.count, row.saved_bytes, row.reruns), [])
         place = next((place for place in alike if _times_alike(kept[place], row)), None)
         if place is None:
             alike.append(len(kept))
@@ -218,7 +212,7 @@ def _folded_at(rows: Sequence[Row], position: int) -> list[Row]:
 
 
 def _times_alike(a: Row, b: Row) -> bool:
-    pairs = ((a.forward_time_s, b.forward_time_s), (a.replay_time_s, b.replay_time_s))
+    pairs = ((a.forward_time_s, b.forward_time_s), (a.rerun_time_s, b.rerun_time_s))
     each = [(x / a.count, y / b.count) for x, y in pairs]
     return all(abs(x - y) <= _ALIKE * max(x, y) for x, y in each)
 
@@ -234,9 +228,9 @@ def _sum(a: Row, b: Row, path: tuple[Part, ...], count: int) -> Row:
         a.itself,
         count,
         a.saved_bytes + b.saved_bytes,
-        max(a.replays, b.replays),
+        max(a.reruns, b.reruns),
         a.forward_time_s + b.forward_time_s,
-        a.replay_time_s + b.replay_time_s,
+        a.rerun_time_s + b.rerun_time_s,
     )
 
 
@@ -245,23 +239,7 @@ def _sum(a: Row, b: Row, path: tuple[Part, ...], count: int) -> Row:
 
 def plan_picture(plan: Plan, width: int = 72, height: int = 8) -> str:
     """Memory over the step as predicted, with everything resident in it; all operators are drawn equally wide."""
-    return memory_picture(plan_line(plan), budget=plan.budget_bytes, width=width, height=height)
-
-
-def plan_line(plan: Plan) -> Simulation:
-    """The predicted memory, one span per operator: the graphs' forwards in order, then their backwards in reverse."""
-    forwards: list[int] = []
-    backwards: list[list[int]] = []
-    held = plan.resident_bytes
-    for region in plan.regions:
-        turn = len(region.timeline) - len(region.order) - 1
-        forwards += [held + size for size in region.timeline[:turn]]
-        backwards.append([held + size for size in region.timeline[turn:]])
-        held += region.saved_bytes
-    levels = [*forwards, *(level for backward in reversed(backwards) for level in backward)]
-    spans = [Span(float(i), i + 1.0, level, i) for i, level in enumerate(levels)]
-    peak = max(levels, default=plan.resident_bytes)
-    return Simulation((), float(len(levels)), peak, levels.index(peak) if levels else 0, spans)
+    return memory_picture(plan.timeline, budget=plan.budget_bytes, width=width, height=height)
 
 
 # --- words ---------------------------------------------------------------------------------------------------
@@ -269,14 +247,10 @@ def plan_line(plan: Plan) -> Simulation:
 
 def _times(plan: Plan) -> str:
     modules = [module for region in plan.regions for module in region.modules]
-    forward, again = sum(m.forward_time_s for m in modules), sum(m.replay_time_s for m in modules)
+    forward, again = sum(m.forward_time_s for m in modules), sum(m.rerun_time_s for m in modules)
     backward = max(0.0, plan.time_s - forward - again)
     parts = f"forward {format_seconds(forward)}, backward {format_seconds(backward)}"
     return f"{parts}, recomputation {format_seconds(again)}" if again else f"{parts}, nothing runs again"
-
-
-def _exactly(size: int) -> str:
-    return f"{format_bytes(size)} ({size})"
 
 
 def _ranges(indices: Sequence[int]) -> str:

@@ -56,6 +56,11 @@ def facts_table() -> Table:
     return table
 
 
+def exactly(size: int) -> str:
+    """`8.0 GiB (8589934592)`."""
+    return f"{format_bytes(size)} ({size})"
+
+
 def memory_unit(problem: Problem) -> str:
     return "slots" if isinstance(problem, Join) else "bytes"
 

@@ -20,7 +20,8 @@ from elbowroom.schedule.operations import (
     schedule_to_json,
     show,
 )
-from elbowroom.schedule.simulation import Simulation, Span
+from elbowroom.schedule.simulation import Simulation
+from elbowroom.schedule.timeline import Span, TimeLine
 from elbowroom.schedule.towers import simulate_towers
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Schedule",
     "Simulation",
     "Span",
+    "TimeLine",
     "schedule_from_json",
     "schedule_to_json",
     "show",

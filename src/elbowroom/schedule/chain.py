@@ -24,7 +24,8 @@ from elbowroom.schedule.operations import (
     Prefetch,
     Schedule,
 )
-from elbowroom.schedule.simulation import Simulation, Span, refusal, total
+from elbowroom.schedule.simulation import Simulation, refusal, total
+from elbowroom.schedule.timeline import Span
 
 Key = tuple[str, int]  # ("plain", ℓ) is aℓ on its own, ("saved", ℓ) is āℓ
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from elbowroom.errors import InvalidSchedule
 from elbowroom.problem import Graph
 from elbowroom.schedule.operations import Backward, Discard, Forward, Operation, Schedule
-from elbowroom.schedule.simulation import Recorder, Simulation
+from elbowroom.schedule.simulation import Log, Simulation
 
 
 def simulate_graph(graph: Graph, schedule: Schedule, budget: int | None = None) -> Simulation:
@@ -22,7 +22,7 @@ def simulate_graph(graph: Graph, schedule: Schedule, budget: int | None = None) 
     return machine.finish()
 
 
-class _Machine(Recorder):
+class _Machine(Log):
     def __init__(self, graph: Graph, schedule: Schedule, budget: int | None) -> None:
         super().__init__(schedule, budget, 0)
         self.graph = graph

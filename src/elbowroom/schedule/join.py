@@ -10,7 +10,7 @@ from __future__ import annotations
 from elbowroom.errors import InvalidSchedule
 from elbowroom.problem import Join
 from elbowroom.schedule.operations import Backward, Discard, Forward, Loss, Operation, Schedule
-from elbowroom.schedule.simulation import Recorder, Simulation
+from elbowroom.schedule.simulation import Log, Simulation
 
 
 def simulate_join(join: Join, schedule: Schedule, budget: int | None = None) -> Simulation:
@@ -21,7 +21,7 @@ def simulate_join(join: Join, schedule: Schedule, budget: int | None = None) -> 
     return machine.finish()
 
 
-class _Machine(Recorder):
+class _Machine(Log):
     def __init__(self, join: Join, schedule: Schedule, budget: int | None) -> None:
         super().__init__(schedule, budget, len(join.lengths))
         self.join = join

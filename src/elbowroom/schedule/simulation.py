@@ -6,19 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from elbowroom.errors import InvalidSchedule
 from elbowroom.schedule.operations import Forward, Operation, Position, Schedule, show
-
-
-class Span(NamedTuple):
-    """Memory held from one moment to the next, and the operation (its index) running meanwhile."""
-
-    start: float
-    end: float
-    bytes: int
-    operation: int
+from elbowroom.schedule.timeline import Span, TimeLine
 
 
 @dataclass(frozen=True)
@@ -36,6 +28,10 @@ class Simulation:
     spans: Sequence[Span] = field(repr=False)
     stall_time: float = 0
     link_time: float = 0
+
+    @property
+    def timeline(self) -> TimeLine:
+        return TimeLine(self.spans, self.peak_bytes, self.time)
 
     @property
     def peak_operation(self) -> Operation:
@@ -64,7 +60,7 @@ class Simulation:
         return report
 
 
-class Recorder:
+class Log:
     """Takes down what a referee without a host link runs, operation after operation."""
 
     def __init__(self, schedule: Schedule, budget: int | None, stored: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from elbowroom.errors import InvalidSchedule
 from elbowroom.problem import Step, Towers
 from elbowroom.schedule.operations import Backward, Discard, Forward, Loss, Operation, Schedule
-from elbowroom.schedule.simulation import Recorder, Simulation
+from elbowroom.schedule.simulation import Log, Simulation
 
 
 def simulate_towers(towers: Towers, schedule: Schedule, budget: int | None = None) -> Simulation:
@@ -21,7 +21,7 @@ def simulate_towers(towers: Towers, schedule: Schedule, budget: int | None = Non
     return machine.finish()
 
 
-class _Machine(Recorder):
+class _Machine(Log):
     def __init__(self, problem: Towers, schedule: Schedule, budget: int | None) -> None:
         self.problem = problem
         self.activation = [tower.output_bytes for tower in problem.towers]

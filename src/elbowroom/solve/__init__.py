@@ -7,9 +7,10 @@ import time as clock
 
 from elbowroom.errors import InputError, InvalidSchedule, SolverBug
 from elbowroom.problem import Problem, kind_of
+from elbowroom.progress import Progress
 from elbowroom.schedule import Simulation, simulate
 from elbowroom.solve.auto import AUTO, choose
-from elbowroom.solve.method import Found, Method, Options, Progress, Result, Status
+from elbowroom.solve.method import Found, Method, Options, Result, Status
 from elbowroom.solve.registry import METHODS, method_named
 
 __all__ = ["AUTO", "METHODS", "Method", "Options", "Progress", "Result", "Status", "method_named", "solve"]

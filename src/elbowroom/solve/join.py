@@ -10,10 +10,11 @@ import numpy as np
 
 from elbowroom.errors import InputError
 from elbowroom.problem import Join, Problem
+from elbowroom.progress import Progress
 from elbowroom.schedule import Backward, Forward, Loss, Operation
 from elbowroom.solve.kernels.join import fill_join, fill_single
 from elbowroom.solve.kernels.rows import Floats, Ints
-from elbowroom.solve.method import Found, Method, Options, Progress, Status
+from elbowroom.solve.method import Found, Method, Options, Status
 from elbowroom.solve.slots import TABLE_BYTES
 from elbowroom.units import format_bytes
 

@@ -8,15 +8,14 @@ runs the referee over every schedule and reports what the referee measured.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 from elbowroom.problem import Problem
+from elbowroom.progress import Progress
 from elbowroom.schedule import Operation, Schedule, Simulation, schedule_to_json
-
-Progress: TypeAlias = Callable[[float], None]  # called with the part done, from 0 to 1
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from typing import Literal, final
 import numpy as np
 
 from elbowroom.problem import Chain, Problem
+from elbowroom.progress import Progress
 from elbowroom.schedule import Backward, Forward, Operation
 from elbowroom.solve.fitting import fit
 from elbowroom.solve.kernels.costs import Costs, costs_of, need_all, slots_up, ways_of
 from elbowroom.solve.kernels.persistent import TILE, fill_least, fill_reach, fill_tile, row_of
 from elbowroom.solve.kernels.rows import Ints
-from elbowroom.solve.method import Found, Method, Options, Progress
+from elbowroom.solve.method import Found, Method, Options
 from elbowroom.solve.slots import divide, most_slots, useful_bytes
 
 State = tuple[int, int, int]  # stages s..t with m slots (or bytes) besides the input of s

@@ -13,13 +13,14 @@ import numpy as np
 
 from elbowroom.errors import InputError
 from elbowroom.problem import Problem, Towers
+from elbowroom.progress import Progress
 from elbowroom.schedule import Backward, Forward, Loss, Operation
 from elbowroom.solve.fitting import fit
 from elbowroom.solve.kernels import towers as kernel
 from elbowroom.solve.kernels.persistent import row_of
 from elbowroom.solve.kernels.rows import slots_of
 from elbowroom.solve.kernels.towers import Heights, heights_of
-from elbowroom.solve.method import Found, Method, Options, Progress
+from elbowroom.solve.method import Found, Method, Options
 from elbowroom.solve.slots import FEWEST, MOST, TABLE_BYTES, Division
 from elbowroom.units import format_bytes
 

@@ -1,0 +1,1 @@
+"""The demonstrations behind `elbowroom demo`."""

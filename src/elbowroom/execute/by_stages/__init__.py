@@ -1,0 +1,1 @@
+"""Running a model stage by stage, as the user wrote it, with nothing traced."""

@@ -1,0 +1,365 @@
+"""The stages of a model that cannot be captured, and what each costs, measured as the chain executor runs it.
+
+`stages_of` takes a model apart, `fuse_stages` joins what cannot be apart, and `measure_stages` makes a `Chain` for
+which the referee never predicts less memory than `execute.chain.ChainRunner` takes. It can predict more:
+
+- What replays need to be exact (random states, buffers that change), the loss, and twice the bytes of parameters that
+  several stages share are counted for the whole step, in `input_bytes`.
+- What a stage hands through as it is, forward or backward, counts twice while the stage runs.
+- A backward lets go of the stage's input and output, and of what it has used, earlier than the referee does. For a
+  stage that does not need its own output, as a linear layer, that is one activation less.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from elbowroom.errors import InputError
+from elbowroom.execute.by_stages.rerun import Autocast, FirstRun, Habits, Place, remembering, swapped
+from elbowroom.execute.by_stages.stage_step import Activation, Gradients, SavedSet, Step, forward, save_all, steps_of
+from elbowroom.problem import Chain, Saving, Stage
+from elbowroom.progress import Progress
+
+REPEATS = 5  # every time is the median of so many
+HAIR = 1 + 1e-6
+CUDA_BLOCK = 512  # the CUDA allocator rounds up to these
+
+# --- which stages there are ----------------------------------------------------------------------------------
+
+
+def stages_of(model: nn.Module) -> list[nn.Module]:
+    """What a model calls one after the other: nested `nn.Sequential`s taken apart."""
+    if isinstance(model, nn.Sequential) and _only_calls_children(model):
+        return [stage for child in model for stage in stages_of(child)]
+    return [model]
+
+
+def _only_calls_children(module: nn.Sequential) -> bool:
+    """Hooks, and whatever a subclass does, would be lost with the container."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    inherited = type(module).forward is nn.Sequential.forward and type(module).__call__ is nn.Sequential.__call__
+    return inherited and "forward" not in vars(module) and not any(getattr(module, name) for name in hooks)
+
+
+def fuse_stages(stages: Sequence[nn.Module], example: Any) -> list[nn.Module]:
+    """Stages whose borders can be saved, found by running each once.
+
+    A stage that writes into its input (`nn.ReLU(inplace=True)`) joins the one before it: what lies on a border may be
+    saved to run the stage again, and must then still be what it was. A stage that only hands out its input or a view
+    of it joins too: that border costs memory without ever freeing any.
+    """
+    groups: list[list[nn.Module]] = []
+    with _undisturbed(stages, example), torch.no_grad():
+        value = tree_map_only(Tensor, torch.clone, example)
+        at_input = True  # whether everything so far is views of the model's input
+        for i, stage in enumerate(stages):
+            sources = _tensors(value)
+            versions = [source._version for source in sources]
+            value = stage(value)
+            wrote = versions != [source._version for source in sources]
+            views = _storages(_tensors(value)) <= _storages(sources)
+            if wrote and at_input:
+                raise InputError(f"stages[{i}]", f"{_name(stage)} writes into the model's input, which replays need")
+            if groups and (wrote or views or at_input):
+                groups[-1].append(stage)
+            else:
+                groups.append([stage])
+            at_input = at_input and views
+    return [group[0] if len(group) == 1 else nn.Sequential(*group) for group in groups]
+
+
+# --- what they cost ------------------------------------------------------------------------------------------
+
+
+def measure_stages(
+    stages: Sequence[nn.Module],
+    example: Any,
+    *,
+    device: str | torch.device | None = None,
+    outside_bytes: int = 0,
+    keeps_output: bool = False,
+    progress: Progress = lambda part: None,
+) -> Chain:
+    """The chain of some stages (as `fuse_stages` leaves them) for an example input, plus one for what is outside.
+
+    Bytes are those of `device`, by default the example's, on top of parameters and their gradients, which are taken
+    to be there. Call it under the autocast of the training step. `outside_bytes` is what the loss takes besides the
+    output and its gradient; `keeps_output` says that the caller has the output in a variable during the backward.
+    Stages are run, but gradients, buffers and random streams are afterwards what they were.
+    """
+    if not stages:
+        raise InputError("stages", "is empty; there is nothing to measure")
+    chosen = torch.empty(0, device=device).device if device is not None else _device_of(stages, example)
+    with _undisturbed(stages, example):
+        steps = steps_of(stages)
+        forwards: list[_Forward] = []
+        sources = [Activation.of(example)]
+        for step in steps:
+            cost, output = _measured_forward(step, sources[-1], chosen)
+            forwards.append(cost)
+            sources[-1] = _moved(sources[-1], torch.device("cpu"))  # together they may be too much for a device
+            sources.append(output)
+            progress(len(forwards) / len(steps) / 2)
+        # From the last to the first, so that each gets gradients as it will: which there are, how they are laid out.
+        backwards: list[_Backward] = []
+        candidates = _gradients_from_outside(sources.pop())
+        for step in reversed(steps):
+            back, gradients = _measured_backward(step, _moved(sources.pop(), chosen), candidates, chosen)
+            backwards.insert(0, back)
+            candidates = [gradients]
+            progress(0.5 + len(backwards) / len(steps) / 2)
+    shared = {id(p): p for step in steps for _, _, p in step.shared}
+    scalar = torch.empty((), dtype=torch.float64, device=chosen)  # the loss; autograd also holds its gradient
+    held_bytes = 2 * _bytes([scalar], chosen)
+    held_bytes += sum(cost.kept_bytes for cost in forwards) + 2 * _bytes(shared.values(), chosen)
+    if keeps_output:
+        held_bytes += forwards[-1].output_bytes
+    measured = [_stage(*each) for each in zip(steps, forwards, backwards, strict=True)]
+    outside = Stage("outside", 0, 0, 0, 0, 0, outside_bytes, outside_bytes)
+    return Chain(_bytes(_tensors(example), chosen) + held_bytes, _bytes(gradients, chosen), (*measured, outside))
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """A forward that saves nothing. `through_bytes` is what it hands through, `kept_bytes` what replays need."""
+
+    time: float
+    output_bytes: int
+    overhead_bytes: int
+    through_bytes: int
+    kept_bytes: int
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """A forward that saves all, and the backward after it, which starts from `gradient_bytes`."""
+
+    saving_time: float
+    time: float
+    saved_bytes: int
+    saving_overhead_bytes: int
+    overhead_bytes: int
+    gradient_bytes: int
+
+
+def _stage(step: Step, alone: _Forward, back: _Backward) -> Stage:
+    """A stage and, where that differs, an alternative.
+
+    A stage has one overhead for both kinds of forward, so it has to be the larger one. The alternative is to save the
+    same with the overhead that saving really has, which is often none: what the other forward frees, this one saves.
+    It is better or equal in all respects, and a hair faster, so that a solver does not take the other one on a tie.
+    """
+    time = max(alone.time, back.saving_time)
+    saved_bytes = max(alone.output_bytes, back.saved_bytes + alone.through_bytes)
+    saving_bytes = max(alone.output_bytes + alone.overhead_bytes, saved_bytes + back.saving_overhead_bytes)
+    least_bytes = saving_bytes - saved_bytes
+    most_bytes = max(alone.overhead_bytes, least_bytes)
+    better = Saving(time, back.time, saved_bytes, least_bytes, back.overhead_bytes)
+    alternatives = (better,) if least_bytes < most_bytes else ()
+    return Stage(
+        name=_name(step.stage),
+        forward_time=time,
+        backward_time=back.time * HAIR if alternatives else back.time,
+        output_bytes=alone.output_bytes,
+        saved_bytes=saved_bytes,
+        gradient_bytes=back.gradient_bytes,
+        forward_overhead_bytes=most_bytes,
+        backward_overhead_bytes=back.overhead_bytes,
+        alternatives=alternatives,
+    )
+
+
+def _measured_forward(step: Step, source: Activation, device: torch.device) -> tuple[_Forward, Activation]:
+    """What a forward costs that saves nothing, and its output."""
+    habits = Habits()
+    _run(step, source, habits, saving=False)  # warm-up
+    habits.silent.clear()  # learning that takes memory too
+    (output, found), [level] = _observe(device, lambda _: _run(step, source, habits, saving=False))
+    time = statistics.median(
+        _timed(device, lambda: _run(step, source, habits, saving=False))[1] for _ in range(REPEATS)
+    )
+    through = _storages(_tensors(source.leaves))
+    through_bytes = _bytes([leaf for leaf in _tensors(output.leaves) if _storages([leaf]) <= through], device)
+    kept_bytes = _bytes([*found.random.values(), *(kept.copy for kept in found.buffers)], device)
+    output_bytes = level.end - kept_bytes + through_bytes
+    return _Forward(time, output_bytes, max(0, level.peak - output_bytes), through_bytes, kept_bytes), output
+
+
+def _measured_backward(
+    step: Step, source: Activation, candidates: Sequence[Gradients], device: torch.device
+) -> tuple[_Backward, Gradients]:
+    """What saving costs and what the dearest backward does that starts from one of some gradients; its result."""
+    for parameter in step.parameters:
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    tried = []
+    for gradients in candidates:
+        _backward(gradients, _run(step, source, Habits(), saving=True))  # warm-up
+        results, levels = _observe(
+            device, lambda _: _run(step, source, Habits(), saving=True), partial(_backward, gradients)
+        )
+        tried.append((results, levels, gradients))
+    results, [saving, level], gradients = max(tried, key=lambda each: each[1][-1].peak)
+    habits, savings, backwards = Habits(), [], []
+    for _ in range(REPEATS):
+        made, seconds = _timed(device, lambda: _run(step, source, habits, saving=True))
+        savings.append(seconds)
+        backwards.append(_timed(device, partial(_backward, gradients, made))[1])
+    for parameter in step.parameters:
+        parameter.grad = None
+    cost = _Backward(
+        saving_time=statistics.median(savings),
+        time=statistics.median(backwards),
+        saved_bytes=saving.end,
+        saving_overhead_bytes=max(0, saving.peak - saving.end),
+        overhead_bytes=max(0, level.peak - saving.end - _bytes(results, device)),
+        gradient_bytes=_bytes(gradients, device),
+    )
+    return cost, results
+
+
+def _gradients_from_outside(output: Activation) -> list[Gradients]:
+    """Laid out like the output, or in order of its dimensions: nobody knows what the loss will do."""
+    alike = tuple(torch.ones_like(leaf) for leaf in output.taking)
+    ordered = tuple(gradient.contiguous() for gradient in alike)
+    return [alike] if all(gradient.is_contiguous() for gradient in alike) else [alike, ordered]
+
+
+def _run(step: Step, source: Activation, habits: Habits, *, saving: bool) -> tuple[Any, FirstRun]:
+    """A forward that may have replays."""
+    devices = {tensor.device for tensor in (*_tensors(source.leaves), *step.parameters)}
+    with Autocast.now().in_force(), remembering(step.stage, devices, habits) as found:
+        made = save_all(step, source) if saving else forward(step, source, habits, found)
+    return made, found
+
+
+def _backward(gradients: Gradients, made: tuple[SavedSet, FirstRun]) -> Gradients:
+    return made[0].backward(gradients)[0]
+
+
+# --- what it takes -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Level:
+    """Bytes above the start: the most while a part ran, and at its end."""
+
+    peak: int
+    end: int
+
+
+def _observe(device: torch.device, *parts: Callable[[Any], Any]) -> tuple[Any, list[_Level]]:
+    """Run the parts, each on what the one before returned: the last result, and the memory each took."""
+    if device.type == "cuda":
+        return _observe_cuda(device, *parts)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "7")  # or it writes to standard error each time
+    value, levels, level = None, [], 0
+    with torch.autograd.profiler.profile(profile_memory=True) as profiler:
+        for part in parts:
+            with torch.profiler.record_function("elbowroom: part"):
+                value = part(value)
+    events: Any = profiler.kineto_results.events()  # type: ignore[union-attr]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        if event.name() == "elbowroom: part":
+            levels.append(_Level(level, level))
+        elif event.name() == "[memory]" and levels:
+            level += event.nbytes()
+            levels[-1] = _Level(max(level, levels[-1].peak), level)
+    return value, levels
+
+
+def _observe_cuda(device: torch.device, *parts: Callable[[Any], Any]) -> tuple[Any, list[_Level]]:
+    value, levels, start = None, [], torch.cuda.memory_allocated(device)
+    for part in parts:
+        torch.cuda.reset_peak_memory_stats(device)
+        value = part(value)
+        peak, end = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
+        levels.append(_Level(peak - start, end - start))
+    return value, levels
+
+
+def _timed(device: torch.device, run: Callable[[], Any]) -> tuple[Any, float]:
+    """A result and the seconds it took."""
+    if device.type != "cuda":
+        started = time.perf_counter()
+        return run(), time.perf_counter() - started
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record(torch.cuda.current_stream(device))
+    value = run()
+    end.record(torch.cuda.current_stream(device))
+    end.synchronize()
+    return value, begin.elapsed_time(end) / 1000
+
+
+# --- small things --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _undisturbed(stages: Sequence[nn.Module], example: Any) -> Iterator[None]:
+    """Parameters with gradients and hooks of their own, copies of buffers, and random streams put back."""
+    modules = dict.fromkeys(module for stage in stages for module in stage.modules())
+    places: list[Place] = [
+        (table, name, tensor)
+        for module in modules
+        for table in (module._parameters, module._buffers)
+        for name, tensor in table.items()
+        if tensor is not None
+    ]
+    others = {id(tensor): _other(tensor) for _, _, tensor in places}
+    tensors = (*_tensors(example), *(tensor for _, _, tensor in places))
+    cuda = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+    collecting = gc.isenabled()
+    gc.disable()  # older garbage must not be freed in the middle of a measurement
+    try:
+        with torch.random.fork_rng(cuda), swapped([(table, name, others[id(x)]) for table, name, x in places]):
+            yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _other(tensor: Tensor) -> Tensor:
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(tensor.detach(), tensor.requires_grad)
+    return tensor.detach().clone()
+
+
+def _moved(activation: Activation, device: torch.device) -> Activation:
+    leaves = [leaf.to(device) if isinstance(leaf, Tensor) else leaf for leaf in activation.leaves]
+    return replace(activation, leaves=tuple(leaves))
+
+
+def _device_of(stages: Sequence[nn.Module], example: Any) -> torch.device:
+    tensors = [*_tensors(example), *(p for stage in stages for p in stage.parameters())]
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _storages(tensors: Iterable[Tensor]) -> set[int]:
+    return {tensor.untyped_storage()._cdata for tensor in tensors}
+
+
+def _bytes(tensors: Iterable[Tensor | None], device: torch.device) -> int:
+    """What the storages behind some tensors take on a device, as its allocator counts."""
+    storages = [t.untyped_storage() for t in tensors if t is not None and t.device == device]
+    block = CUDA_BLOCK if device.type == "cuda" else 1
+    return sum(-(-s.nbytes() // block) * block for s in {s._cdata: s for s in storages}.values())
+
+
+def _name(stage: nn.Module) -> str:
+    parts = list(stage) if isinstance(stage, nn.Sequential) else [stage]
+    return "+".join(type(part).__name__ for part in parts)

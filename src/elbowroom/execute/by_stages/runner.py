@@ -1,0 +1,247 @@
+"""The road that always works: run a schedule over the stages of a model, with nothing captured.
+
+`ChainRunner(stages, schedule)(x)` gives what the stages give one after the other, attached to autograd. The forward
+executes the operations up to the loss, which is outside; the backward executes the rest. What comes out is what
+plain execution gives, bit for bit: the output, every gradient, buffers that a forward changes (once, however often
+it is replayed), the random streams. Parameters' gradients go into `.grad` as soon as they are known.
+
+What differs from plain execution, because a stage runs more than once and its graph is not the caller's:
+
+- `torch.autograd.grad`, `backward(inputs=…)` and `create_graph=True` are refused; so is a second backward through the
+  same output. If they ask for parameters alone, torch finds no way to them: `grad` says so, `backward` does nothing.
+- Forward hooks, and anything else a forward does besides changing buffers, happen again in every replay.
+- Dropout between the layers of a recurrent network on a GPU draws other masks (see `remembering`).
+- A stage must not write into its input: `fuse_stages` joins one that does to the stage before it.
+- A parameter that several calls before one backward share gets their gradients one by one, not their sum, and so do
+  its hooks. Under autocast, one that several stages share is cast for each of them, so the parts of its gradient are
+  summed in its own precision and not in the lower one. Both change no more than rounding.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from elbowroom.errors import ElbowroomError, InputError
+from elbowroom.execute.by_stages.rerun import Autocast, FirstRun, Habits, remembering
+from elbowroom.execute.by_stages.stage_step import (
+    Activation,
+    Catch,
+    Gradients,
+    SavedSet,
+    Step,
+    forward,
+    save_all,
+    steps_of,
+    versions,
+)
+from elbowroom.problem import Chain, Saving, Stage
+from elbowroom.schedule import Backward, Discard, Forward, Operation, Schedule, simulate
+
+
+class ChainRunner:
+    """Runs stages by a schedule whose last stage, one more than there are stages, is what happens outside."""
+
+    def __init__(self, stages: Sequence[nn.Module], schedule: Schedule) -> None:
+        self.stages = tuple(stages)
+        self.schedule = tuple(schedule)
+        _check(len(self.stages), self.schedule)
+        turn = self.schedule.index(Backward(len(self.stages) + 1))
+        self.before, self.after = self.schedule[:turn], self.schedule[turn + 1 :]
+        runs = Counter(op.at for op in self.schedule if isinstance(op, Forward))
+        self.replayed = frozenset(at for at, count in runs.items() if count > 1)
+        self.habits = tuple(Habits() for _ in self.stages)
+
+    def __call__(self, value: Any) -> Any:
+        if not torch.is_grad_enabled():
+            for stage in self.stages:
+                value = stage(value)
+            return value
+        run = _Run(self, steps_of(self.stages), Activation.of(value))
+        run.execute(self.before)
+        return _attach(run, value)
+
+
+def _check(count: int, schedule: Schedule) -> None:
+    """Refuse what the referee refuses; sizes do not matter for that."""
+    if not count:
+        raise InputError("stages", "is empty; there is nothing to run")
+    ways = max((op.way for op in schedule if isinstance(op, Forward)), default=0)  # they all run alike
+    stage = Stage("", 0, 0, 0, 0, 0, alternatives=(Saving(0, 0, 0, 0, 0),) * ways)
+    simulate(Chain(0, 0, (stage,) * (count + 1)), schedule)
+    if sum(isinstance(op, Forward) and op.at == count + 1 for op in schedule) > 1:
+        raise InputError("schedule", f"runs stage {count + 1} again, which is outside and runs once")
+
+
+# --- the machine ---------------------------------------------------------------------------------------------
+
+
+class _Run:
+    """One pass through the schedule: the referee's memory, with tensors in it.
+
+    Nothing here refers to a tensor of the caller's graph. That graph refers to this, and a cycle through it would
+    never be collected.
+    """
+
+    def __init__(self, runner: ChainRunner, steps: Sequence[Step], source: Activation) -> None:
+        self.runner = runner
+        self.steps = steps
+        self.plain = {0: source}
+        self.saved: dict[int, SavedSet] = {}
+        self.gradients: Gradients = ()  # of the activation that the next backward starts from
+        self.shared = {id(p): p for step in steps for _, _, p in step.shared}
+        self.sums: dict[int, Tensor] = {}  # the gradients of shared parameters so far
+        self.found: dict[int, FirstRun] = {}
+        self.versions = {0: versions(source.leaves)}  # of the input; of the parameters of stage 1, 2, …
+        self.autocast = Autocast.now()
+        self.used = False
+
+    def execute(self, operations: Iterable[Operation]) -> None:
+        for operation in operations:
+            if isinstance(operation, Forward):
+                self._forward(operation)
+            elif isinstance(operation, Discard):
+                self._discard(operation)
+            elif isinstance(operation, Backward):
+                self._backward(operation)
+                if all(gradient is None for gradient in self.gradients):
+                    break  # nothing below takes a gradient, so the rest of the schedule has no purpose
+
+    def _forward(self, operation: Forward) -> None:
+        at, save = _number(operation), operation.save
+        if at > len(self.steps):
+            return  # the loss: the caller's
+        step, source = self.steps[at - 1], self._input_of(at)
+        with self.autocast.in_force(), self._as_first(at, source):
+            if save == "all":
+                self.saved[at] = save_all(step, source)
+                self.plain.pop(at, None)
+            else:
+                self.plain[at] = forward(step, source, self.runner.habits[at - 1], self.found[at])
+        if save == "nothing":
+            self.plain.pop(at - 1, None)
+
+    def _backward(self, operation: Backward) -> None:
+        at = _number(operation)
+        saved, gradients = self.saved.pop(at), self.gradients
+        self.plain.pop(at - 1, None)  # the saved set refers to it as long as it needs it
+        self.gradients, shared = saved.backward(gradients)
+        for key, part in shared.items():
+            self.sums[key] = self.sums[key] + part if key in self.sums else part
+
+    def _discard(self, operation: Discard) -> None:
+        at = _number(operation)
+        if operation.what == "all":
+            del self.saved[at]
+        else:
+            del self.plain[at - 1]
+
+    def _input_of(self, at: int) -> Activation:
+        return self.plain[at - 1] if at - 1 in self.plain else self.saved[at - 1].output
+
+    @contextmanager
+    def _as_first(self, at: int, source: Activation) -> Iterator[None]:
+        """Run a stage's forward for the first time, or else as it ran then."""
+        if at not in self.runner.replayed:
+            yield
+            return
+        step = self.steps[at - 1]
+        if at not in self.found:
+            devices = {leaf.device for leaf in (*source.leaves, *step.parameters) if isinstance(leaf, Tensor)}
+            with remembering(step.stage, devices, self.runner.habits[at - 1]) as self.found[at]:
+                yield
+        else:
+            if self.versions[at] != versions(step.parameters):
+                raise ElbowroomError(f"a parameter of stage {at} has changed since its forward, which must run again")
+            if at == 1 and self.versions[0] != versions(source.leaves):
+                raise ElbowroomError("the input has changed since the forward, which must run again")
+            with self.found[at].restored():
+                yield
+        self.versions[at] = versions(step.parameters)
+
+    # --- for the two nodes below ---
+
+    def take_output(self) -> Activation:
+        """The last stage's output, which from now on is the caller's to keep."""
+        last = len(self.steps)
+        if last in self.plain:
+            return self.plain.pop(last)
+        return self.saved[last].take_output()
+
+    def start_backward(self, gradients: Gradients) -> None:
+        if self.used:
+            raise ElbowroomError(
+                "the backward of this output has run: a schedule frees what it saved as it goes, so there is no "
+                "second one (retain_graph=True); run the forward again, or add the losses up first"
+            )
+        if not _accumulating() and any(p.requires_grad for step in self.steps for p in step.parameters):
+            raise ElbowroomError(
+                "torch.autograd.grad and backward(inputs=…) do not reach the parameters of a chain that runs by a "
+                "schedule; call backward() and read .grad"
+            )
+        if torch.is_grad_enabled():
+            raise ElbowroomError("create_graph=True: the backward of a schedule has no graph of its own")
+        self.used = True
+        self.gradients = gradients
+
+    def finish_backward(self, inputs: int) -> Gradients:
+        """Run the rest of the schedule: the gradients of the inputs, then those of the shared parameters."""
+        if any(gradient is not None for gradient in self.gradients):
+            self.execute(self.runner.after)
+        reached = any(gradient is not None for gradient in self.gradients)
+        gradients = self.gradients if reached else (None,) * inputs
+        self.plain.clear()
+        self.saved.clear()
+        self.found.clear()
+        self.gradients = ()
+        return (*gradients, *(self.sums.pop(key, None) for key in self.shared))
+
+
+def _number(operation: Forward | Backward | Discard) -> int:
+    assert isinstance(operation.at, int)  # the referee has checked
+    return operation.at
+
+
+def _accumulating() -> bool:
+    """Whether autograd is adding to every leaf's `.grad`, as backward() without `inputs` does."""
+    return torch.autograd._is_checkpoint_valid()  # type: ignore[attr-defined, no-any-return, no-untyped-call]
+
+
+# --- the two nodes in the caller's graph ---------------------------------------------------------------------
+
+
+def _attach(run: _Run, value: Any) -> Any:
+    """The run's output as a part of the caller's graph."""
+    output = run.take_output()
+    if not output.taking:
+        return output.value()
+    inputs = [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
+    # The token makes the output require a gradient even where no input does.
+    token = torch.empty(0, device=output.taking[0].device, requires_grad=True)
+    token = _Rest.apply(run, len(inputs), token, *inputs, *run.shared.values())  # type: ignore[no-untyped-call]
+    # Autograd holds on to what it passes to a node until that node returns. The catch returns at once; while the rest
+    # of the schedule runs, only the run holds the gradients, and lets go of them when the referee does.
+    return output.value(Catch.apply(run.start_backward, token, *output.taking))  # type: ignore[no-untyped-call]
+
+
+class _Rest(torch.autograd.Function):
+    """Executes the rest of the schedule.
+
+    Parameters that several stages share are inputs of this node, so that the caller's graph adds to their `.grad`
+    once: the order of the sum, and what hooks see, is that of plain execution. All others get theirs stage by stage.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, run: _Run, inputs: int, token: Tensor, *leaves: Tensor) -> Tensor:
+        ctx.run, ctx.inputs = run, inputs
+        return torch.empty_like(token)
+
+    @staticmethod
+    def backward(ctx: Any, token: Tensor) -> Gradients:
+        return (None, None, None, *ctx.run.finish_backward(ctx.inputs))

@@ -1,0 +1,250 @@
+"""Writes a program as Python source: one line per operator, each value let go after its last use.
+
+The source is meant to be read (`elbowroom explain --source`) and to run with as little overhead as Python allows:
+operators are bound once, arguments arrive in a list that is emptied, and nothing goes through autograd.
+"""
+
+from __future__ import annotations
+
+import keyword
+import operator
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from elbowroom.capture.joint_graph import Captured, rerun_call
+from elbowroom.capture.out_variant import out_variant
+from elbowroom.capture.values import tensors_of
+from elbowroom.execute.accumulation import accumulator
+from elbowroom.step.operations import Run, only_runs
+from elbowroom.step.program import Program, reads_of
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """Two functions and their source. Both take a list that they empty, and return a list."""
+
+    forward: Callable[[list[Any]], list[Any]]
+    backward: Callable[[list[Any]], list[Any]]
+    source: str
+
+
+def emit(captured: Captured, program: Program) -> Emitted:
+    """Both programs as functions. The forward returns its outputs, then what the backward takes first."""
+    writer = _Writer(captured, program)
+    forward, backward = writer.forward(), writer.backward()
+    namespace = writer.namespace
+    source = f"{forward}\n\n{backward}\n"
+    exec(compile(source, "<elbowroom program>", "exec"), namespace)
+    return Emitted(_below_autograd(namespace["forward"]), _below_autograd(namespace["backward"]), source)
+
+
+def copied_gradients(captured: Captured) -> frozenset[int]:
+    """Parameters whose gradient is one thing and their `.grad` another.
+
+    Somebody else may hold its storage; or that does not count, because a fused kernel writes straight to `.grad`.
+    """
+    graph, owns = captured.graph, _owner(captured)
+    counts = {i: graph.bytes_of(set(graph.storages(gradient))) for i, gradient in graph.gradients}
+    return frozenset(i for i, gradient in graph.gradients if not counts[i] or not owns(gradient))
+
+
+def _owner(captured: Captured) -> Callable[[int], bool]:
+    """Tells whether a gradient's storage is the backward's own and no other gradient shares it."""
+    graph = captured.graph
+    made = {s for op in graph.backward for s, _ in graph.ops[op].makes}
+    sharers = Counter(s for _, gradient in graph.gradients for s in set(graph.storages(gradient)))
+
+    def owns(op: int) -> bool:
+        storages = set(graph.storages(op))
+        tensor = tensors_of(captured.nodes[op])[0]
+        whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        return storages <= made and all(sharers[storage] == 1 for storage in storages) and whole
+
+    return owns
+
+
+def emit_outputs_only(captured: Captured, program: Program) -> Callable[[list[Any]], list[Any]]:
+    """A forward that saves nothing and changes no input: for looking at a model without training it."""
+    writer = _Writer(captured, program)
+    exec(compile(writer.forward(keep_inputs=True), "<elbowroom outputs>", "exec"), writer.namespace)
+    return _below_autograd(writer.namespace["forward"])
+
+
+def _below_autograd(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+    def run(arguments: list[Any]) -> list[Any]:
+        with torch._C._AutoDispatchBelowAutograd():
+            return function(arguments)
+
+    return run
+
+
+class _Writer:
+    def __init__(self, captured: Captured, program: Program) -> None:
+        self.captured = captured
+        self.program = program
+        self._forward, self._backward = (
+            only_runs(each, "a program of PyTorch's kernels") for each in (program.forward, program.backward)
+        )
+        self.ops = captured.graph.ops
+        self.names = [_identifier(op.name) for op in self.ops]
+        self.namespace: dict[str, Any] = {"torch": torch, "accumulator": accumulator}
+        self._bound: dict[Any, str] = {}
+        self._taken = set(self.names)
+        self._numbers = {node: i for i, node in enumerate(captured.nodes)}
+        self._owns = _owner(captured)
+
+    # --- the two functions ---
+
+    def forward(self, *, keep_inputs: bool = False) -> str:
+        graph = self.captured.graph
+        lines = ["def forward(arguments):", self._unpack([self.names[i] for i in graph.inputs])]
+        reseeded = set(self.program.reseeded)
+        module = None
+        for run in self._forward:
+            module = self._comment(lines, run, module)
+            if run.op in reseeded:
+                lines.append(f"    {self._state(run.op)} = {self._generator(run.op)}.get_state()")
+            lines.append(self._line(run))
+        outputs = []
+        for op, overwritten in zip(self.captured.forward_outputs, self.captured.overwrites, strict=True):
+            shown = overwritten if keep_inputs and overwritten is not None else op
+            outputs.append(self.names[shown] if shown is not None else "None")
+        lines.append(f"    return [{', '.join([*outputs, *self._handed(saving=True)])}]")
+        return "\n".join(lines)
+
+    def backward(self) -> str:
+        graph = self.captured.graph
+        arriving = [self.names[i] for i in graph.arriving]
+        lines = ["def backward(arguments):", self._unpack([*self._handed(saving=False), *arriving])]
+        lines.append("    accumulate, accumulate_copy = accumulator()")
+        read = {r for run in self._backward for r in reads_of(graph, run)}
+        unread = [self.names[op] for op in graph.arriving if op not in read and op not in self._returned()]
+        if unread:
+            lines.append(f"    {' = '.join(unread)} = None")
+        module = None
+        for run in self._backward:
+            module = self._comment(lines, run, module)
+            lines.append(self._line(run))
+        accumulated = {i for run in self._backward for i in run.accumulates}
+        outputs = []
+        for i, op in enumerate(self.captured.backward_outputs):
+            if op is None:
+                outputs.append("None")
+            else:
+                outputs.append(f"rest_{self.names[i]}" if i in accumulated else self.names[op])
+        lines.append(f"    return [{', '.join(outputs)}]")
+        return "\n".join(lines)
+
+    # --- parts ---
+
+    def _handed(self, *, saving: bool) -> list[str]:
+        """Names of what goes from forward to backward: saved values, parameters to add to, generator states."""
+        parameters = [i for run in self._backward for i in run.accumulates]
+        handed = []
+        for op in dict.fromkeys((*self.program.saved, *parameters)):
+            name = self.names[op]
+            if saving and op in self.captured.graph.overwritten and op in self.program.saved:
+                name += ".clone()"  # the step overwrites this input before the backward reads it
+            handed.append(name)
+        return [*handed, *(self._state(op) for op in self.program.reseeded)]
+
+    def _returned(self) -> set[int]:
+        return {op for op in self.captured.backward_outputs if op is not None}
+
+    def _unpack(self, names: list[str]) -> str:
+        if not names:
+            return "    arguments.clear()"
+        return f"    {', '.join(names)}, = arguments\n    arguments.clear()"
+
+    def _comment(self, lines: list[str], run: Run, module: str | None) -> str:
+        entry = self.ops[run.op]
+        where = f"{entry.module or 'model'}{' again' if run.again else ''}"
+        if where != module:
+            lines.append(f"    # {where}")
+        return where
+
+    def _line(self, run: Run) -> str:
+        op = run.op
+        name = self.names[op]
+        call = f"{name} = {self._call(op, run)}"
+        if run.again and op in self.program.reseeded:
+            generator, state = self._generator(op), self._state(op)
+            call = (
+                f"now = {generator}.get_state(); {generator}.set_state({state}); {call}; {generator}.set_state(now)"
+            )
+            call += f"; now = {state} = None" if run.last_draw else "; now = None"
+        for i in run.accumulates:
+            function = "accumulate" if self._owns(op) else "accumulate_copy"
+            call += f"; rest_{self.names[i]} = {function}({self.names[i]}, {name})"
+        frees = [self.names[value] for value in run.frees]
+        return f"    {call}" + (f"; {' = '.join(frees)} = None" if frees else "")
+
+    def _call(self, op: int, run: Run) -> str:
+        node = self.captured.nodes[op]
+        if run.viewed_in is not None:
+            return self.names[run.viewed_in]
+        if node.op == "get_attr":
+            return self._bind(getattr(self.captured.module, str(node.target)), str(node.target))
+        target, _, args = rerun_call(node) if run.again else (node.target, None, node.args)
+        if target is operator.getitem:
+            return f"{self._value(args[0])}[{args[1]}]"
+        named = [f"{key}={self._value(value)}" for key, value in node.kwargs.items()]
+        if run.reuses is not None:
+            target, keyword_name = out_variant(target) or (target, "out")
+            named.append(f"{keyword_name}={self.names[run.reuses]}")
+        return f"{self._operator(target)}({', '.join([*map(self._value, args), *named])})"
+
+    def _operator(self, target: Any) -> str:
+        name = str(target).removesuffix(".default")
+        if isinstance(target, torch._ops.OpOverload):
+            return self._bind(target._op, name)
+        return self._bind(target, getattr(target, "__name__", name))
+
+    def _value(self, value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return self.names[self._numbers[value]]
+        if isinstance(value, list | tuple):
+            inside = ", ".join(map(self._value, value))
+            return f"[{inside}]"
+        if isinstance(value, bool | int | str) or value is None:
+            return repr(value)
+        if isinstance(value, float) and value == value and abs(value) != float("inf"):
+            return repr(value)
+        if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+            return str(value)
+        if isinstance(value, torch.device):
+            return f"torch.{value!r}"
+        return self._bind(value, "constant")
+
+    def _state(self, op: int) -> str:
+        return f"state_{self.names[op]}"
+
+    def _generator(self, op: int) -> str:
+        device = tensors_of(self.captured.nodes[op])[0].device
+        if device.type == "cuda":
+            index = device.index if device.index is not None else torch.cuda.current_device()
+            return self._bind(torch.cuda.default_generators[index], f"generator_cuda_{index}")
+        return self._bind(torch.default_generator, "generator")
+
+    def _bind(self, value: Any, wish: str) -> str:
+        key = id(value)
+        if key not in self._bound:
+            name = base = _identifier(wish)
+            count = 1
+            while name in self.namespace or name in self._taken:
+                count += 1
+                name = f"{base}_{count}"
+            self._bound[key] = name
+            self.namespace[name] = value
+        return self._bound[key]
+
+
+def _identifier(name: str) -> str:
+    name = re.sub(r"\W", "_", name)
+    return f"{name}_" if keyword.iskeyword(name) or name[:1].isdigit() else name

@@ -1,0 +1,258 @@
+"""Times and workspaces of operators, measured once per distinct operator on the device that will run it.
+
+What was measured is kept on disk under the operator, its shapes and dtypes, and the device and versions it was
+measured on. An operator that cannot run on made-up data is estimated instead.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time as clock
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
+
+from elbowroom.capture.joint_graph import Captured
+from elbowroom.capture.values import tensors_in, tensors_of
+from elbowroom.measure.cache import OpCosts, cached_costs
+from elbowroom.measure.estimate import estimated_time
+from elbowroom.step.allocator import allocator_block
+from elbowroom.step.graph import Cost
+
+Report = Callable[[float], None]
+
+_LEAST_SAMPLE = 2e-3  # seconds: shorter operators are repeated until a sample lasts this long
+_SAMPLES = 3
+# In the key of an operator that is measured on images in that layout, or without the host that launches it.
+CHANNELS_LAST, KERNELS_ALONE = " in channels last", ", kernels alone"
+_CLOCK_HZ = 2e9  # a GPU's, at the most
+_LONG_S = 0.02  # of a host that launches kernels: it waits for them
+
+
+def measure_operators(captured: Captured, *, estimate: bool = False, report: Report = lambda part: None) -> Captured:
+    """The same graph with the time and workspace of every operator."""
+    distinct: dict[str, fx.Node] = {}
+    for op, node in zip(captured.graph.ops, captured.nodes, strict=True):
+        if op.key and not op.is_view and op.makes:
+            distinct.setdefault(op.key, node)
+    costs = costs_of(distinct, captured.device, estimate, report)
+    measured: dict[int, Cost] = {}
+    for op in captured.graph.ops:
+        time, workspace, sizes = costs.get(op.key, (0.0, 0, ()))
+        makes = None
+        if len(sizes) == len(op.makes):  # tracing may have been wrong about bytes
+            makes = tuple((storage, size) for (storage, _), size in zip(op.makes, sizes, strict=True))
+        measured[op.index] = Cost(time, workspace, makes)
+    report(1.0)
+    return replace(captured, graph=captured.graph.with_costs(measured))
+
+
+def costs_of(nodes: dict[str, fx.Node], device: torch.device, estimate: bool, report: Report) -> OpCosts:
+    """What operators cost, by key: from what is known on disk, measured now, or estimated."""
+    if estimate:
+        return {key: _estimated(node, device) for key, node in nodes.items()}
+    with cached_costs(device) as costs:
+        missing = {key: node for key, node in nodes.items() if key not in costs}
+        measure = _measure_cuda if device.type == "cuda" else _measure_cpu
+        # While PyTorch traces, tensors would be made of nothing; and programs run below autocast.
+        with _disable_current_modes(), torch._C._DisableAutocast():
+            costs.update(measure(missing, device, report))
+    return costs
+
+
+def _estimated(node: fx.Node, device: torch.device) -> tuple[float, int, tuple[int, ...]]:
+    return estimated_time(node, device), 0, ()
+
+
+# --- CPU -----------------------------------------------------------------------------------------------------
+
+_MARK = 7_654_321  # bytes; an allocation of this odd size separates operators in the profiler's events
+
+
+def _measure_cpu(nodes: dict[str, fx.Node], device: torch.device, report: Report) -> OpCosts:
+    if not nodes:
+        return {}
+    costs: OpCosts = {}
+    order: list[str] = []
+    for done, (key, node) in enumerate(nodes.items()):
+        report(0.8 * done / len(nodes))
+        try:
+            call = _made_up_call(node)
+            with torch.no_grad():
+                sizes = _output_bytes(call(), node, allocator_block(cuda=False))
+                costs[key] = min(_cpu_samples(call)), 0, sizes  # whatever else the machine does only adds
+        except Exception:
+            costs[key] = _estimated(node, device)
+            continue
+        order.append(key)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler, torch.no_grad():
+        for key in order:
+            call = _made_up_call(nodes[key])
+            torch.empty(_MARK, dtype=torch.uint8)
+            result = call()
+            torch.empty(_MARK, dtype=torch.uint8)
+            del result, call
+    for key, workspace in zip(order, _workspaces(profiler), strict=True):
+        costs[key] = costs[key][0], workspace, costs[key][2]
+    return costs
+
+
+def _cpu_samples(call: Callable[[], Any]) -> list[float]:
+    """Single runs until enough time is spent: one that was interrupted looks slow, the shortest tells the truth."""
+    samples: list[float] = []
+    while len(samples) < _SAMPLES or (sum(samples) < 5 * _LEAST_SAMPLE and len(samples) < 50):
+        samples.append(host_seconds(call))
+        if sum(samples) > 1.0:
+            break
+    return samples
+
+
+def _workspaces(profiler: Any) -> list[int]:
+    """Per marked operator: the most it had allocated, above what it left (its outputs)."""
+    changes = [event.nbytes() for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    found, inside, now, peak = [], False, 0, 0
+    skip_free = False
+    for change in changes:
+        if skip_free:  # the mark's own release
+            skip_free = False
+        elif change == _MARK:
+            if inside:
+                found.append(peak - now)
+            inside, now, peak, skip_free = not inside, 0, 0, True
+        elif inside:
+            now += change
+            peak = max(peak, now)
+    return found
+
+
+# --- CUDA ----------------------------------------------------------------------------------------------------
+
+
+def _measure_cuda(nodes: dict[str, fx.Node], device: torch.device, report: Report) -> OpCosts:
+    costs: OpCosts = {}
+    for done, (key, node) in enumerate(nodes.items()):
+        report(done / len(nodes))
+        try:
+            with torch.no_grad():
+                call = _made_up_call(node, channels_last=CHANNELS_LAST in key)
+                costs[key] = _measure_cuda_op(call, node, device, hides_host=KERNELS_ALONE in key)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            costs[key] = _estimated(node, device)
+        except Exception:
+            costs[key] = _estimated(node, device)
+    return costs
+
+
+def _measure_cuda_op(
+    call: Callable[[], Any], node: fx.Node, device: torch.device, *, hides_host: bool
+) -> tuple[float, int, tuple[int, ...]]:
+    sizes = _output_bytes(call(), node, allocator_block(cuda=True))  # picks algorithms, makes lasting workspaces
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    result = call()
+    workspace = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    del result
+    once = cuda_seconds(call, 1)
+    repeats = max(1, min(20, int(_LEAST_SAMPLE / max(once, 1e-7))))
+    before = _asleep_while_launching(call, repeats) if hides_host else None
+    samples = [cuda_seconds(call, repeats, before) / repeats for _ in range(_SAMPLES if once < 0.05 else 1)]
+    return statistics.median(samples), workspace, sizes
+
+
+def _asleep_while_launching(call: Callable[[], Any], repeats: int) -> Callable[[], None] | None:
+    """For as long as the host needs to launch them; not if it is so slow that it must have waited."""
+    seconds = launch_seconds(call, repeats)
+    return asleep(1.5 * seconds) if seconds < _LONG_S else None
+
+
+def launch_seconds(call: Callable[[], Any], repeats: int = 1) -> float:
+    """For how long the host is busy with them; afterwards the GPU has run them, too."""
+    seconds = host_seconds(call, repeats)
+    torch.cuda.synchronize()
+    return seconds
+
+
+def host_seconds(call: Callable[[], Any], repeats: int = 1) -> float:
+    """For how long the host is busy with them; a GPU may still be running them then."""
+    started = clock.perf_counter()
+    for _ in range(repeats):
+        call()
+    return clock.perf_counter() - started
+
+
+def asleep(seconds: float) -> Callable[[], None]:
+    """Keeps the GPU busy, for so long at least: what is launched meanwhile then runs without a gap."""
+    return partial(torch.cuda._sleep, int(_CLOCK_HZ * seconds))
+
+
+def cuda_seconds(call: Callable[[], Any], repeats: int, before: Callable[[], Any] | None = None) -> float:
+    """What the GPU takes for them all, one after the other; `before` is put in line first and not counted."""
+    if before is not None:
+        before()
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(repeats):
+        call()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop)) / 1e3
+
+
+def _output_bytes(result: Any, node: fx.Node, block: Callable[[int], int]) -> tuple[int, ...]:
+    """Bytes of the storages an operator really made, in order; nothing if tracing was right about all of them."""
+    real = tensors_in(result)
+    traced = tensors_of(node)
+    if len(real) != len(traced) or all(map(_as_traced, real, traced)):
+        return ()
+    return tuple(block(leaf.untyped_storage().nbytes()) for leaf in real)
+
+
+def _as_traced(real: torch.Tensor, traced: torch.Tensor) -> bool:
+    """A sum may be left in a storage that held all its terms, which tracing does not know."""
+    return real.dtype == traced.dtype and real.untyped_storage().nbytes() <= traced.untyped_storage().nbytes()
+
+
+# --- running one operator on made-up data --------------------------------------------------------------------
+
+
+def _made_up_call(node: fx.Node, *, channels_last: bool = False) -> Callable[[], Any]:
+    limit = _index_limit(node)
+
+    def real(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        tensor = made_up(value, limit)
+        return tensor.to(memory_format=torch.channels_last) if channels_last and tensor.dim() == 4 else tensor
+
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda a: tree_map(real, a.meta["val"]))
+    target = node.target
+    return lambda: target(*args, **kwargs)  # type: ignore[operator]
+
+
+def made_up(fake: torch.Tensor, limit: int) -> torch.Tensor:
+    """A real tensor with the traced one's shape, strides and dtype. Indices stay within `limit`."""
+    count = fake.untyped_storage().nbytes() // fake.element_size()
+    if fake.is_floating_point() and fake.element_size() > 1:
+        flat = torch.empty(count, dtype=fake.dtype, device=fake.device).uniform_(-1, 1)
+    elif fake.dtype in (torch.int64, torch.int32) and limit > 1:
+        flat = torch.randint(limit, (count,), dtype=fake.dtype, device=fake.device)
+    else:
+        flat = torch.zeros(count, dtype=fake.dtype, device=fake.device)
+    return flat.as_strided(fake.shape, fake.stride(), fake.storage_offset())
+
+
+def _index_limit(node: fx.Node) -> int:
+    """Integers are zeros, which no operator finds out of range; embeddings are timed on spread-out rows."""
+    if node.target is torch.ops.aten.embedding.default:
+        return int(node.args[0].meta["val"].shape[0])  # type: ignore[union-attr]
+    if node.target is torch.ops.aten.embedding_dense_backward.default:
+        return int(node.args[2])  # type: ignore[call-overload, arg-type]
+    return 1

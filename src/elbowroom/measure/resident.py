@@ -1,0 +1,190 @@
+"""What is in memory during the whole step: parameters, their gradients, optimizer state, the batch."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_leaves
+
+from elbowroom.errors import InputError
+from elbowroom.step.allocator import allocator_block
+
+# Names of operators that may call the library for matrix products.
+_PRODUCTS = re.compile("mm|mv|dot|ger|matmul|linear|linalg|attention|lstm|gru|rnn|einsum|cdist")
+
+
+def resident_bytes(
+    model: nn.Module,
+    batch: Any,
+    optimizer: torch.optim.Optimizer | None,
+    device: torch.device,
+    *,
+    multiplies: bool = True,
+) -> dict[str, int]:
+    """Bytes by what they are for. On CUDA, `other` is whatever else is allocated there already.
+
+    If the step `multiplies` matrices, the workspaces of products are part of that.
+    """
+    parameters = list(model.parameters())
+    trained = [p for p in parameters if p.requires_grad]
+    known: set[int] = set()
+    parts = {
+        "parameters": _bytes(parameters, device, known),
+        "gradients": sum(rounded(p.numel() * p.element_size(), device) for p in _distinct(trained, device)),
+        "buffers": _bytes(model.buffers(), device, known),
+        "optimizer": optimizer_bytes(optimizer, device) if optimizer is not None else 0,
+        "batch": _bytes((leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)), device, known),
+    }
+    if device.type == "cuda":
+        if multiplies:
+            _make_lasting_workspaces(device)
+        gradients = [p.grad for p in trained if p.grad is not None]
+        ours = _bytes([*parameters, *model.buffers(), *gradients, *_state_tensors(optimizer)], device, set())
+        batch_tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        ours += _bytes(batch_tensors, device, set())
+        parts["other"] = max(0, torch.cuda.memory_allocated(device) - ours)
+    return parts
+
+
+def multiplies_matrices(nodes: Iterable[fx.Node]) -> bool:
+    """Whether some operator may use the library for matrix products. Those of others may do anything."""
+    cudnn = torch.backends.cudnn  # dilated convolutions that must be deterministic are none of its
+    convolutions_do = not cudnn.enabled or cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    for node in nodes:
+        if isinstance(node.target, torch._ops.OpOverload):
+            namespace, _, name = node.target._schema.name.partition("::")
+            if namespace not in ("aten", "prims") or _PRODUCTS.search(name):
+                return True
+            if convolutions_do and "conv" in name:
+                return True
+    return False
+
+
+def _make_lasting_workspaces(device: torch.device) -> None:
+    """Matrix products keep workspaces for each thread, and backwards have a thread of their own: make all now.
+
+    Each time anew, for the workspaces may have been cleared since; where they are still there, it costs nothing.
+    """
+    with warnings.catch_warnings(), torch.enable_grad(), torch.autocast("cuda", enabled=False):
+        warnings.filterwarnings("ignore", message=".*no current CUDA context")  # in the backward's thread, at first
+        for dtype in (torch.float32, torch.bfloat16):
+            _Products.apply(torch.ones(64, 64, dtype=dtype, device=device, requires_grad=True)).backward()
+    torch.cuda.synchronize(device)
+
+
+class _Products(torch.autograd.Function):
+    """All kinds of products, in the forward and in the backward: a plan may run any of them in either."""
+
+    @staticmethod
+    def forward(ctx: Any, square: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(square)
+        return _Products.all_of(square)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> torch.Tensor:
+        square: torch.Tensor = ctx.saved_tensors[0]
+        _Products.all_of(square)
+        return square
+
+    @staticmethod
+    def all_of(square: torch.Tensor) -> torch.Tensor:
+        single = square[None]
+        products = square @ square, torch.addmm(square[0], square, square), torch.addmm(square, square, square)
+        batches = torch.bmm(single, single), torch.baddbmm(single, single, single)
+        return torch.stack([product.sum() for product in (*products, *batches)]).sum()
+
+
+def device_bytes(model: nn.Module) -> int | None:
+    """Size of the device a model lives on, where budgets may be given as a share of it."""
+    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+
+
+def optimizer_bytes(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
+    """Bytes of an optimizer's state: what is there, or what its first step will make."""
+    if optimizer.state:
+        return _bytes(_state_tensors(optimizer), device, set())
+    total = 0
+    for group in optimizer.param_groups:
+        per_element, fixed = _state_of_one(optimizer, group, device)
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter.device.type == device.type:
+                total += sum(rounded(int(parameter.numel() * size), device) for size in per_element) + fixed
+    return total
+
+
+def step_temporaries(optimizer: torch.optim.Optimizer | None) -> int:
+    """Bytes that an optimizer's step may take for a moment: one more copy of what it updates, unless it is fused.
+
+    They fit where activations were, as a rule. They do not if something holds that memory between steps.
+    """
+    groups = [] if optimizer is None else optimizer.param_groups
+    return sum(
+        parameter.numel() * parameter.element_size()
+        for group in groups
+        if not group.get("fused")
+        for parameter in group["params"]
+        if parameter.requires_grad
+    )
+
+
+def _state_of_one(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], device: torch.device
+) -> tuple[list[float], int]:
+    """Try the optimizer on one small parameter: bytes per element of state shaped like it, and bytes besides."""
+    sample = next((p for p in group["params"]), None)
+    if sample is None:
+        return [], 0
+    trial = torch.zeros(3, 5, dtype=sample.dtype, requires_grad=True)
+    trial.grad = torch.ones_like(trial)
+    settings = {key: value for key, value in group.items() if key != "params"}
+    for key in ("fused", "foreach", "capturable"):
+        if key in settings:
+            settings[key] = False if key == "capturable" else None
+    try:
+        copy = type(optimizer)([{"params": [trial], **settings}])  # type: ignore[call-arg]
+        copy.step()
+    except Exception as failure:
+        raise InputError(
+            "optimizer", f"{type(optimizer).__name__} has no state yet and cannot be tried; take one step first"
+        ) from failure
+    tensors = [value for value in copy.state[trial].values() if isinstance(value, torch.Tensor)]
+    like = [float(value.element_size()) for value in tensors if value.shape == trial.shape]
+    # Counters stay on the host unless the optimizer runs as one kernel.
+    counters_here = device.type == "cpu" or group.get("fused") or group.get("capturable")
+    others = [value for value in tensors if value.shape != trial.shape] if counters_here else []
+    return like, sum(rounded(value.numel() * value.element_size(), device) for value in others)
+
+
+def _state_tensors(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
+    if optimizer is None:
+        return []
+    return [
+        leaf for state in optimizer.state.values() for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)
+    ]
+
+
+def _distinct(parameters: Iterable[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    return list({id(p): p for p in parameters if p.device.type == device.type}.values())
+
+
+def _bytes(tensors: Iterable[torch.Tensor], device: torch.device, known: set[int]) -> int:
+    """Storages on the device that were not counted before; adds them to `known`."""
+    total = 0
+    for tensor in tensors:
+        if tensor.device.type != device.type:
+            continue
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            known.add(storage.data_ptr())
+            total += rounded(storage.nbytes(), device)
+    return total
+
+
+def rounded(size: int, device: torch.device) -> int:
+    return allocator_block(device.type == "cuda")(size)

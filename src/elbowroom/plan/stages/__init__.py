@@ -1,0 +1,1 @@
+"""Cutting a captured step into stages, and what they cost."""

@@ -1,0 +1,1 @@
+"""Improving a plan value by value."""

@@ -1,0 +1,111 @@
+"""Confirming a plan made earlier before it may run: what a file says is believed only as far as it can be seen.
+
+It must be for this graph, on this device, with these versions. The referee plays its program: one that cannot run, or
+takes more than the file says, is refused with the referee's reason. Where predictions are not exact, the program also
+runs on trial and must fit as measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from elbowroom.capture.fingerprint import fingerprint
+from elbowroom.errors import InputError, InvalidProgram
+from elbowroom.execute.plannable import Plannable, recordable
+from elbowroom.measure.cache import setting_of
+from elbowroom.measure.random_state import random_state_kept
+from elbowroom.plan.plan import Plan
+from elbowroom.plan.planner import Planned
+from elbowroom.plan.regions import Order, RegionPlan
+from elbowroom.plan.together import peak_together
+from elbowroom.session.planning import needs_trials
+from elbowroom.step.allocator import room_within
+from elbowroom.step.program import Program, make_program
+from elbowroom.step.referee import predict
+from elbowroom.units import format_bytes
+
+if TYPE_CHECKING:
+    from elbowroom.execute.trials import Trials
+
+
+def confirmed(
+    plan: Plan,
+    graphs: Sequence[Plannable],
+    resident: Mapping[str, int],
+    budget: int,
+    trials: Callable[[], Trials],
+) -> list[Planned]:
+    """The plans of a file for the graphs of a step, or an `InputError` that says why they cannot be had."""
+    _check_made_for(plan, graphs)
+    planned = [_played(graph, region) for graph, region in zip(graphs, plan.regions, strict=True)]
+    cuda = graphs[0].device.type == "cuda"
+    room = room_within(budget, sum(resident.values()), cuda=cuda, is_measured=True)
+    if plan.recorded or needs_trials(graphs, budget, resident):
+        return _tried(planned, trials(), resident, budget, room)
+    if peak_together(planned) > room:
+        raise _too_large(peak_together(planned), resident, budget)
+    return planned
+
+
+def _check_made_for(plan: Plan, graphs: Sequence[Plannable]) -> None:
+    if len(graphs) != len(plan.regions):
+        raise InputError("plan", f"it has {len(plan.regions)} graphs and the model {len(graphs)}; plan again")
+    for graph, region in zip(graphs, plan.regions, strict=True):
+        if fingerprint(graph.measured.captured) != region.fingerprint:
+            raise InputError("plan", "it was made for another model, shape, dtype or version of PyTorch; plan again")
+        if region.recorded and not (graph.measured.is_fused and recordable(graph.measured.captured)):
+            raise InputError("plan", "it is replayed as CUDA graphs, and this graph cannot be; plan again")
+    setting = setting_of(graphs[0].device)
+    different = [key for key, value in setting.items() if plan.setting.get(key) != value]
+    if different:
+        was, now = plan.setting.get(different[0]), setting[different[0]]
+        raise InputError("plan", f"it was made with {different[0]} {was}, and this is {now}; plan again")
+
+
+def _played(graph: Plannable, region: RegionPlan) -> Planned:
+    """A region's program with the referee's own prediction."""
+    planner = graph.planner
+    try:
+        program = _program(graph, region)
+        prediction = predict(planner.graph, program, planner.around)
+    except InvalidProgram as refusal:
+        raise InputError("plan", f"the referee refuses it: {refusal}; plan again") from None
+    if isinstance(region.program, Program) and prediction.peak_bytes > region.predicted_peak_bytes:
+        says, takes = format_bytes(region.predicted_peak_bytes), format_bytes(prediction.peak_bytes)
+        raise InputError("plan", f"it says that it takes {says}, and the referee counts {takes}; plan again")
+    return Planned(program, prediction, region.method, recorded=region.recorded, why=region.why)
+
+
+def _program(graph: Plannable, region: RegionPlan) -> Program:
+    if isinstance(region.program, Program):
+        return region.program
+    if region.program is None:
+        raise InputError("plan", "it is for a model that runs stage by stage; plan again")
+    return _from_order(graph, region.program)
+
+
+def _from_order(graph: Plannable, order: Order) -> Program:
+    step = graph.planner.graph
+    known = {*step.forward, *step.backward}
+    unknown = [op for op in order.ops if op not in known]
+    if unknown:
+        raise InvalidProgram(f"there is no operator {unknown[0]} that could run in the backward")
+    return make_program(step, order.ops, copies_parts=order.copies_parts)
+
+
+def _tried(
+    planned: list[Planned], trials: Trials, resident: Mapping[str, int], budget: int, room: int
+) -> list[Planned]:
+    with random_state_kept():
+        tried = trials.try_again(planned)
+    if tried is None:
+        raise InputError("plan", "it is replayed as CUDA graphs, and here it cannot be recorded; plan again")
+    if tried.peak_bytes > room:
+        raise _too_large(tried.peak_bytes, resident, budget)
+    return tried.measured
+
+
+def _too_large(peak: int, resident: Mapping[str, int], budget: int) -> InputError:
+    needed = sum(resident.values()) + peak
+    return InputError("plan", f"it needs {format_bytes(needed)} and the budget is {format_bytes(budget)}; plan again")

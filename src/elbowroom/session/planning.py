@@ -1,0 +1,129 @@
+"""Planning captured graphs within a budget: what sessions and the compile backend do in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch import nn
+
+from elbowroom.capture.torch_version import TORCH
+from elbowroom.errors import BudgetTooSmall, InputError, Unplanned
+from elbowroom.execute.emitter import copied_gradients
+from elbowroom.execute.plannable import Plannable
+from elbowroom.execute.region import Region
+from elbowroom.measure.measured import Measured, measured
+from elbowroom.measure.random_state import random_state_kept
+from elbowroom.measure.resident import rounded
+from elbowroom.plan.planner import Planned, Planner
+from elbowroom.plan.together import peak_together, plan_together
+from elbowroom.progress import progress_bar
+from elbowroom.session.saying import compiling_failed, neither_fits, too_small
+from elbowroom.step.allocator import room_within
+from elbowroom.step.referee import Surroundings
+from elbowroom.units import format_bytes
+
+if TYPE_CHECKING:
+    from elbowroom.execute.trials import Trials
+
+# Of a peak, on a GPU, that PyTorch's kernels and the allocator may take more than predicted: 1 % is the most that was
+# seen on nine models at 63 budgets, and a plan that saves everything loses nothing by a wide margin.
+_UNFORESEEN = 0.05
+
+_T = TypeVar("_T")
+
+
+def plannable(
+    region: Region,
+    graph: Measured,
+    *,
+    loss_inside: bool,
+    late: Mapping[int, nn.Parameter] | None = None,
+) -> Plannable:
+    """A measured graph with its planner. `late` are parameters that have no gradient before the backward makes it."""
+    return Plannable(region, graph, Planner(graph.captured.graph, surroundings(graph, loss_inside, late or {})))
+
+
+def surroundings(graph: Measured, loss_inside: bool, late: Mapping[int, nn.Parameter]) -> Surroundings:
+    """What to reserve around a graph. A loss outside gets room for one more copy of outputs and gradients."""
+    step, device = graph.captured.graph, graph.captured.device
+    outputs = step.bytes_of({s for op in (*step.results, *step.arriving) for s in step.storages(op)})
+    return Surroundings(
+        outside_bytes=0 if loss_inside else outputs,
+        keeps_arriving=TORCH < (2, 13),  # since then autograd lets go of the gradients it hands to a function
+        state_bytes=torch.default_generator.get_state().numel() if device.type == "cpu" else 0,
+        late={i: rounded(p.numel() * p.element_size(), device) for i, p in late.items()},
+        copied=copied_gradients(graph.captured),
+    )
+
+
+def plan_as_predicted(graphs: Sequence[Plannable], budget: int, resident: Mapping[str, int]) -> list[Planned] | None:
+    """The fastest programs that are predicted to fit; None if none do."""
+    room = room_within(budget, sum(resident.values()), cuda=_on_cuda(graphs), is_measured=True)
+    with progress_bar("planning") as report:
+        for graph in graphs:
+            graph.planner.report = report
+        return plan_together([graph.planner for graph in graphs], room)
+
+
+def needs_trials(graphs: Sequence[Plannable], budget: int, resident: Mapping[str, int]) -> bool:
+    """Whether predictions are not exact and the difference could matter: with fused kernels, and on a GPU."""
+    if any(graph.measured.is_fused for graph in graphs):
+        return True
+    if not _on_cuda(graphs):
+        return False
+    room = room_within(budget, sum(resident.values()), cuda=True, is_measured=True)
+    return (1 + _UNFORESEEN) * peak_together([graph.planner.everything for graph in graphs]) > room
+
+
+def plan_on_trial(
+    trials: Trials, budget: int, resident: Mapping[str, int], compilations: int, *, kept: bool = False
+) -> list[Planned]:
+    """The fastest programs that were measured within the budget."""
+    graphs = trials.graphs
+    room = room_within(budget, sum(resident.values()), cuda=_on_cuda(graphs), is_measured=True)
+    fused = any(graph.measured.is_fused for graph in graphs)
+    with random_state_kept(), progress_bar("planning and compiling" if fused else "planning") as report:
+        tried = trials.best(room, compilations, report)
+    if tried is None:
+        raise too_small(budget, resident, graphs, trials.least_bytes, kept=kept)
+    return tried.measured
+
+
+def plan_one(
+    region: Region, *, budget: int, resident: Mapping[str, int], estimate: bool, loss_inside: bool
+) -> Planned:
+    """Plan and install one graph by itself, with PyTorch's kernels, of which it is known what they take."""
+    graph = plannable(
+        region, measured(region.traced.unfused or region.traced, estimate=estimate), loss_inside=loss_inside
+    )
+    room = room_within(budget, sum(resident.values()), cuda=_on_cuda([graph]))
+    planned = graph.planner.best(room)
+    if planned is None:
+        raise too_small(budget, resident, [graph])
+    graph.install(planned)
+    return planned
+
+
+def fused_or_plain(fused: Callable[[], _T], plain: Callable[[], _T], say: Callable[[str], None]) -> _T:
+    """What fused kernels give; where they fail or do not fit, what PyTorch's give, and the reason is said."""
+    try:
+        return fused()
+    except (InputError, Unplanned):
+        raise
+    except BudgetTooSmall as refusal:
+        failure: Exception = refusal
+        why = f"compiled, it needs at least {format_bytes(refusal.least_budget)}"
+    except Exception as other:
+        failure, why = other, compiling_failed(other)
+    try:
+        found = plain()
+    except BudgetTooSmall as refusal:
+        raise neither_fits(failure, refusal) from None
+    say(why)
+    return found
+
+
+def _on_cuda(graphs: Sequence[Plannable]) -> bool:
+    return graphs[0].device.type == "cuda"

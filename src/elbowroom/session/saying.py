@@ -1,0 +1,109 @@
+"""What a session says: warnings, each once, and refusals that state the least budget and what fills it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from elbowroom.errors import BudgetTooSmall, Unplanned, first_line
+from elbowroom.execute.plannable import Plannable
+from elbowroom.plan.planner import Planned
+from elbowroom.plan.together import peak_together
+from elbowroom.session.options import Options
+from elbowroom.step.allocator import budget_for
+from elbowroom.step.graph import StepGraph
+from elbowroom.step.operations import Run
+from elbowroom.units import format_bytes
+
+
+def say_unplanned(model: nn.Module, options: Options, why: str, said: set[str]) -> None:
+    """Part of a model runs outside the plan: an error if that is forbidden, else a warning, once for each reason."""
+    message = (
+        f"elbowroom: {type(model).__name__} is not planned, so its budget of "
+        f"{format_bytes(options.budget_bytes)} is not kept: {why}"
+    )
+    if options.strict:
+        raise Unplanned(message)
+    if why not in said:
+        said.add(why)
+        warnings.warn(message, stacklevel=5)
+
+
+def say_fallback(what: str, why: str, said: set[str]) -> None:
+    """Fused kernels could not serve: say so once for each reason. The budget is kept all the same."""
+    if why not in said:
+        said.add(why)
+        warnings.warn(
+            f"elbowroom: {what} runs with PyTorch's own kernels, within its budget but slower: {why}", stacklevel=6
+        )
+
+
+def too_many_shapes(seen: int) -> str:
+    return f"it has seen {seen} shapes already; raise max_shapes or pad to fewer shapes"
+
+
+def compiling_failed(failure: Exception) -> str:
+    failure = getattr(failure, "inner_exception", failure)  # Dynamo's own report says only which backend it was
+    kind = "" if isinstance(failure, RuntimeError) else f"{type(failure).__name__}: "
+    return f"compiling it failed: {kind}{first_line(failure)}"
+
+
+def too_small(
+    budget: int, resident: Mapping[str, int], graphs: Sequence[Plannable], measured: int = 0, *, kept: bool = False
+) -> BudgetTooSmall:
+    """The error for a budget that no plan of these graphs fits. `measured` is the lowest peak seen, if one was.
+
+    `kept`: gradients of an earlier backward are there.
+    """
+    least = [graph.planner.least for graph in graphs]
+    cuda = graphs[0].device.type == "cuda"
+    needed = budget_for(max(measured, peak_together(least)), sum(resident.values()), cuda=cuda)
+    largest = [(name, size) for name, size in resident.items() if size]
+    for graph, plan in zip(graphs, least, strict=True):
+        largest.extend(_largest_at_peak(graph.planner.graph, plan))
+    what, remedy = "found for this model and batch", "Raise the budget or make the batch smaller"
+    if kept:
+        remedy += "; or begin steps without gradients: those of an earlier backward are kept, zero_grad() frees them"
+    return budget_too_small(budget, needed, largest, what, remedy)
+
+
+def budget_too_small(
+    budget: int, needed: int, things: list[tuple[str, int]], what: str, remedy: str
+) -> BudgetTooSmall:
+    """The sentence both roads say, with the largest of the things that fill the least budget."""
+    largest = sorted(things, key=lambda thing: -thing[1])[:5]
+    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
+    return BudgetTooSmall(
+        f"budget: {format_bytes(budget)} is too small; the least {what} is {format_bytes(needed)} ({needed} bytes). "
+        f"The largest things in it: {parts}. {remedy}",
+        budget,
+        needed,
+        largest,
+    )
+
+
+def neither_fits(fused: Exception, unfused: BudgetTooSmall) -> BudgetTooSmall:
+    """Why fused kernels could not serve is known, and PyTorch's do not fit: the lower budget, or both reasons."""
+    if isinstance(fused, BudgetTooSmall):
+        return min(fused, unfused, key=lambda refusal: refusal.least_budget)
+    said = f"{unfused}. That is with PyTorch's own kernels, because {compiling_failed(fused)}"
+    return BudgetTooSmall(said, unfused.budget, unfused.least_budget, unfused.largest)
+
+
+def _largest_at_peak(graph: StepGraph, plan: Planned) -> list[tuple[str, int]]:
+    """What the operator at a plan's peak works on, by name."""
+    moments = (*plan.prediction.forward_bytes, *plan.prediction.backward_bytes)
+    operations = (*plan.program.forward, *plan.program.backward)
+    if not moments or max(moments) < plan.prediction.between_bytes:
+        return [("what is saved for the backward", plan.prediction.saved_bytes)]
+    highest = operations[moments.index(max(moments))]
+    entry = graph.ops[highest.op if isinstance(highest, Run) else highest.value]
+    where = f" in {entry.module}" if entry.module else ""
+    operator = entry.target.removesuffix(".default")
+    inputs = graph.bytes_of({s for read in entry.reads for s in graph.storages(read)})
+    parts = [(f"inputs of {operator}{where}", inputs), (f"output of {operator}{where}", entry.bytes)]
+    parts.append((f"workspace of {operator}{where}", entry.workspace))
+    rest = max(moments) - inputs - entry.bytes - entry.workspace
+    return [*parts, ("other values saved or in use then", max(0, rest))]

@@ -1,0 +1,256 @@
+"""A model that runs stage by stage, as the user wrote it, under the same planner: the road that needs no tracing.
+
+Taken for `stages=[…]`, and for an `nn.Sequential` that cannot be traced (module backward hooks). Coarser than
+programs: a stage is saved whole, its input is kept, or nothing is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from elbowroom.errors import BudgetTooSmall, InputError
+from elbowroom.execute.by_stages.measuring import fuse_stages, measure_stages, stages_of
+from elbowroom.execute.by_stages.runner import ChainRunner
+from elbowroom.measure.cache import setting_of
+from elbowroom.measure.resident import device_bytes, optimizer_bytes, resident_bytes
+from elbowroom.plan.plan import Plan
+from elbowroom.plan.regions import ModulePlan, RegionPlan
+from elbowroom.problem import Chain
+from elbowroom.progress import progress_bar
+from elbowroom.schedule import Forward, Schedule
+from elbowroom.session.calls import call_key, shown_call
+from elbowroom.session.options import Options
+from elbowroom.session.saying import budget_too_small, say_unplanned, too_many_shapes
+from elbowroom.solve import Result, solve
+from elbowroom.step.allocator import budget_for, room_within
+from elbowroom.units import parse_bytes
+
+
+@dataclass
+class StageEntry:
+    """One shape of input: its stages as measured, the plan, and what runs it."""
+
+    stages: Sequence[nn.Module]
+    chain: Chain
+    resident: Mapping[str, int]
+    plan: Plan
+    runner: ChainRunner
+    unplanned: str = ""
+
+    @property
+    def sources(self) -> list[str]:
+        """None: stages run as they are, and nothing is emitted."""
+        return []
+
+
+class StageSession:
+    """A model as a row of stages under a budget. Called like the model, or with a target last if it has a loss."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        make_step: Callable[[nn.Module], Callable[..., Any]],
+        options: Options,
+        arguments: int,
+        why: str,
+    ) -> None:
+        self.model = model
+        self.make_step = make_step
+        self.step = make_step(model)
+        self.options = options
+        self.why = why
+        self.entries: dict[Any, StageEntry] = {}
+        self._given = options.stages
+        self._loss = options.loss
+        self._arguments = arguments
+        self._said: set[str] = set()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.step(*args, **kwargs)
+        if (unplanned := self._unplanned(args, kwargs)) is not None:
+            say_unplanned(self.model, self.options, unplanned, self._said)
+            return self.step(*args, **kwargs)
+        runner = self.prepare(args, kwargs).runner
+        inputs, target = self._divided(args)
+        output = runner(_one(inputs))
+        if self._loss is None:
+            return output
+        return self._loss(output, *target)
+
+    def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StageEntry:
+        """The entry of this shape of input, measured and planned now if it is new."""
+        if kwargs:
+            raise InputError("example", "stages take one value each; pass it by position, not by keyword")
+        key = call_key(self.model, args, kwargs)
+        if key not in self.entries:
+            self.entries[key] = self._plan(args)
+        return self.entries[key]
+
+    def _unplanned(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+        """Why a call cannot go stage by stage, if it cannot."""
+        if kwargs:
+            return "stages take one value each; pass it by position, not by keyword"
+        if call_key(self.model, args, kwargs) not in self.entries and len(self.entries) >= self.options.max_shapes:
+            return too_many_shapes(len(self.entries))
+        return None
+
+    def set_budget(self, budget: int | str) -> None:
+        """Plan every shape seen so far within another budget; if one cannot, nothing changes."""
+        size = parse_bytes(budget, device_bytes=device_bytes(self.model))
+        self._replan(replace(self.options, budget=size))
+
+    def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count the state of an optimizer that was made after `fit`; if that does not fit, nothing changes."""
+        self._replan(replace(self.options, optimizer=optimizer))
+
+    def _replan(self, options: Options) -> None:
+        state = {}
+        if options.optimizer is not None:
+            state["optimizer"] = optimizer_bytes(options.optimizer, _device(self.model, ()))
+        planned = {
+            key: self._scheduled(entry.stages, entry.chain, {**entry.resident, **state}, entry.plan.inputs, options)
+            for key, entry in self.entries.items()
+        }
+        self.options = options
+        self.entries.update(planned)
+
+    def fuses(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Never: stages run as the user wrote them."""
+        return False
+
+    def again(self, model: nn.Module) -> StageSession:
+        """A session with the same settings for another copy of the model."""
+        if self._given is not None:
+            raise InputError("stages", "belong to the original model; fit the copy with stages of its own")
+        return StageSession(model, self.make_step, self.options, self._arguments, self.why)
+
+    def _divided(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The model's inputs, and the target if the loss takes one."""
+        takes_target = self._loss is not None and self._arguments > 1
+        return (args[:-1], args[-1:]) if takes_target else (args, ())
+
+    def _plan(self, args: tuple[Any, ...]) -> StageEntry:
+        inputs, _ = self._divided(args)
+        stages = list(self._given) if self._given is not None else stages_of(self.model)
+        device = _device(self.model, args)
+        with progress_bar("measuring stages") as report:
+            stages = fuse_stages(stages, _one(inputs))
+            chain = measure_stages(stages, _one(inputs), device=device, keeps_output=True, progress=report)
+        chain = _with_outside(chain)
+        resident = resident_bytes(self.model, args, self.options.optimizer, device)
+        return self._scheduled(stages, chain, resident, shown_call(args, {}), self.options)
+
+    def _scheduled(
+        self,
+        stages: Sequence[nn.Module],
+        chain: Chain,
+        resident: Mapping[str, int],
+        inputs: str,
+        options: Options,
+    ) -> StageEntry:
+        outer = {**resident, "batch": max(0, resident["batch"] - chain.input_bytes)}  # the chain counts its input
+        device = _device(self.model, ())
+        cuda = device.type == "cuda"
+        room = room_within(options.budget_bytes, sum(outer.values()), cuda=cuda)
+        result = solve(chain, max(0, room))
+        if not result.feasible:
+            raise _too_small(options.budget_bytes, outer, chain, result, device)
+        plan = _plan_of(chain, result, options.budget_bytes, outer, inputs, device, self.why)
+        return StageEntry(stages, chain, resident, plan, ChainRunner(stages, result.schedule))
+
+
+def _one(inputs: tuple[Any, ...]) -> Any:
+    return inputs[0] if len(inputs) == 1 else inputs
+
+
+def _with_outside(chain: Chain) -> Chain:
+    """Reserves room for a loss outside: one more copy of the output and of its gradient."""
+    *stages, outside = chain.stages
+    reserve = 2 * stages[-1].output_bytes
+    outside = replace(
+        outside,
+        forward_overhead_bytes=outside.forward_overhead_bytes + reserve,
+        backward_overhead_bytes=outside.backward_overhead_bytes + reserve,
+    )
+    return replace(chain, stages=(*stages, outside))
+
+
+def _device(model: nn.Module, args: tuple[Any, ...]) -> torch.device:
+    tensors = [*model.parameters(), *(leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor))]
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+
+def _too_small(
+    budget: int, resident: Mapping[str, int], chain: Chain, result: Result, device: torch.device
+) -> BudgetTooSmall:
+    least = budget_for(result.least_budget or 0, sum(resident.values()), cuda=device.type == "cuda")
+    largest = [(name, size) for name, size in resident.items() if size]
+    largest += [(f"what stage {stage.name} saves", stage.saved_bytes) for stage in chain.stages]
+    remedy = "Raise the budget, make the batch smaller or the stages finer"
+    return budget_too_small(budget, least, largest, "for these stages", remedy)
+
+
+def _plan_of(
+    chain: Chain,
+    result: Result,
+    budget: int,
+    resident: Mapping[str, int],
+    inputs: str,
+    device: torch.device,
+    why: str,
+) -> Plan:
+    everything = sum(stage.forward_time + stage.backward_time for stage in chain.stages)
+    plain = solve(chain, solver="store-all")
+    assert result.simulation is not None
+    region = RegionPlan(
+        fingerprint=hashlib.sha256(str(chain.to_json()).encode()).hexdigest()[:32],
+        method=f"stage by stage, {result.solver}",
+        program=None,
+        predicted_peak_bytes=result.peak_bytes,
+        saved_bytes=sum(chain.stages[k].saved_bytes for k in _saved_at_loss(chain, result.schedule)),
+        time_s=result.time,
+        plain_peak_bytes=plain.peak_bytes,
+        plain_saved_bytes=sum(stage.saved_bytes for stage in chain.stages),
+        plain_time_s=everything,
+        forward_levels=tuple(span.bytes for span in result.simulation.spans),
+        backward_levels=(),
+        modules=_modules(chain, result.schedule),
+    )
+    return Plan(budget, dict(resident), (region,), setting_of(device), inputs, (why,))
+
+
+def _saved_at_loss(chain: Chain, schedule: Schedule) -> list[int]:
+    saved = []
+    for operation in schedule:
+        if operation == Forward(len(chain), "all"):
+            break
+        if isinstance(operation, Forward) and operation.save == "all" and isinstance(operation.at, int):
+            saved.append(operation.at - 1)
+    return saved
+
+
+def _modules(chain: Chain, schedule: Schedule) -> tuple[ModulePlan, ...]:
+    runs: dict[int, int] = {}
+    for operation in schedule:
+        if isinstance(operation, Forward) and isinstance(operation.at, int):
+            runs[operation.at] = runs.get(operation.at, 0) + 1
+    kept = set(_saved_at_loss(chain, schedule))
+    return tuple(
+        ModulePlan(
+            module=stage.name,
+            operators=1,
+            saved_bytes=stage.saved_bytes if k in kept else 0,
+            reruns=runs.get(k + 1, 1) - 1,
+            forward_time_s=stage.forward_time,
+            rerun_time_s=stage.forward_time * (runs.get(k + 1, 1) - 1),
+        )
+        for k, stage in enumerate(chain.stages[:-1])
+    )
