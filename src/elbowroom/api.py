@@ -32,16 +32,16 @@ def fit(model: nn.Module, *example: Any, budget: int | str, verify: bool = False
     first step with plain execution. Further keywords, all optional:
 
     `optimizer`: pass it so that its state is counted. `loss`: call the result with the target as last argument
-    (`loss(output, target)`), or as before if `loss` takes the output alone; it returns the loss. `stages` cuts the model
-    by hand. `plan` is one made earlier. `forwards` is how many forwards wait for one backward. `strict` raises where
-    part of the model would run outside the plan. At most `max_shapes` shapes of input are planned. `times` is "measure",
-    or "estimate" to plan without running operators: then workspaces are not known either, and the budget may be
-    exceeded by them. `kernels` are "torch", PyTorch's own, whose gradients are those of plain execution bit for bit;
-    "inductor", fused ones, which give what `torch.compile` gives; or "auto", fused ones where the model is on a GPU and
-    a compiler is there. For fused ones at most `compilations` plans are compiled and measured for a budget; with
-    `cuda_graphs` they are replayed as such where that is faster, which holds their memory between steps. Steps are
-    planned to begin without gradients, as after `zero_grad()`; the first that begins with some is planned again, to
-    keep them. `accumulates` plans for that at once.
+    (`loss(output, target)`), or as before if `loss` takes the output alone; it returns the loss. `stages` cuts the
+    model by hand. `plan` is one made earlier. `forwards` is how many forwards wait for one backward. `strict` raises
+    where part of the model would run outside the plan. At most `max_shapes` shapes of input are planned. `times` is
+    "measure", or "estimate" to plan without running operators: then workspaces are not known either, and the budget
+    may be exceeded by them. `kernels` are "torch", PyTorch's own, whose gradients are those of plain execution bit
+    for bit; "inductor", fused ones, which give what `torch.compile` gives; or "auto", fused ones where the model is
+    on a GPU and a compiler is there. For fused ones at most `compilations` plans are compiled and measured for a
+    budget; with `cuda_graphs` they are replayed as such where that is faster, which holds their memory between
+    steps. Steps are planned to begin without gradients, as after `zero_grad()`; the first that begins with some is
+    planned again, to keep them. `accumulates` plans for that at once.
     """
     session = _session(model, example, Options.of(budget, wishes))
     if example and verify:

@@ -1,7 +1,8 @@
 """How data is shown to people, without knowing who does it.
 
 Plans and measurements can be printed (`plan.table()`, `measurement.picture()`), but they lie below the report, which
-reads them. So the package tells this module, when it is imported, where the functions are that show each kind of thing.
+reads them. So the package tells this module, when it is imported, where the functions are that show each kind of
+thing.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -31,7 +31,7 @@ from elbowroom.capture.operators import (
     reads_windows,
 )
 from elbowroom.capture.rewrites.rewrite import PART_COPY
-from elbowroom.capture.values import tensor_bytes
+from elbowroom.capture.traced_values import tensor_bytes
 from elbowroom.step.graph import Operator, StepGraph
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -72,11 +72,38 @@ def contract(captured: Captured) -> Captured:
             )
         )
 
+    contracted = _renumbered(captured, tuple(ops), storage_bytes, stored, number)
+
+    def numbers_or_none(some: Iterable[int | None]) -> list[int | None]:
+        return [None if i is None else number[i] for i in some]
+
+    return replace(
+        captured,
+        graph=contracted,
+        nodes=[nodes[i] for i in chosen],
+        forward_outputs=numbers_or_none(captured.forward_outputs),
+        overwrites=numbers_or_none(captured.overwrites),
+        backward_outputs=numbers_or_none(captured.backward_outputs),
+        cones=cones,
+        unfused=captured,
+    )
+
+
+def _renumbered(
+    captured: Captured,
+    ops: tuple[Operator, ...],
+    storage_bytes: Mapping[int, int],
+    stored: set[int],
+    number: Mapping[int, int],
+) -> StepGraph:
+    """The graph of the stored values alone; `number` has the new numbers of what remains."""
+    graph = captured.graph
+
     def numbers(some: Iterable[int]) -> tuple[int, ...]:
         return tuple(number[i] for i in some)
 
-    contracted = StepGraph(
-        ops=tuple(ops),
+    return StepGraph(
+        ops=ops,
         inputs=numbers(graph.inputs),
         arriving=numbers(graph.arriving),
         forward=numbers(i for i in graph.forward if i in stored),
@@ -90,16 +117,6 @@ def contract(captured: Captured) -> Captured:
         storage_bytes=storage_bytes,
         kept=frozenset(numbers(_drawn(captured))),
         part_copies=frozenset(numbers(i for i in graph.part_copies if _is_slice_of_stored(captured, i, stored))),
-    )
-    return replace(
-        captured,
-        graph=contracted,
-        nodes=[nodes[i] for i in chosen],
-        forward_outputs=[None if i is None else number[i] for i in captured.forward_outputs],
-        overwrites=[None if i is None else number[i] for i in captured.overwrites],
-        backward_outputs=[None if i is None else number[i] for i in captured.backward_outputs],
-        cones=cones,
-        unfused=captured,
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from elbowroom.capture.operators import overload_packet
-from elbowroom.capture.values import tensors_of
+from elbowroom.capture.traced_values import tensors_of
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from elbowroom.capture.out_variant import overwritable
 from elbowroom.capture.rewrites.rewrite import PART_COPY, batch_norm_updating, rewrite
-from elbowroom.capture.values import tensors_of
+from elbowroom.capture.traced_values import tensors_of
 from elbowroom.step.graph import Kind, Operator, StepGraph
 
 aten = torch.ops.aten

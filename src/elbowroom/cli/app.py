@@ -17,9 +17,9 @@ import typer
 
 from elbowroom import __version__
 from elbowroom.cli.demos import demo_command
-from elbowroom.cli.models import explain_command, plan_command, sweep_command, verify_command
 from elbowroom.cli.output import INFEASIBLE, AsJson, complain
 from elbowroom.cli.problems import simulate_command, solve_command
+from elbowroom.cli.training_steps import explain_command, plan_command, sweep_command, verify_command
 from elbowroom.errors import BudgetTooSmall, ElbowroomError, InputError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train in the memory you have.")

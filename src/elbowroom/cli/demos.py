@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from elbowroom.cli.load_training import require_torch
 from elbowroom.cli.output import AsJson, answering, check_plot, console, print_json, save_picture
-from elbowroom.cli.training import require_torch
 from elbowroom.demo.chains import demo_json, demo_panels, run_demo, show_demo
 from elbowroom.progress import progress_bar
 from elbowroom.report.picture import save_plot

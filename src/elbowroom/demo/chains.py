@@ -9,8 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from elbowroom.devices import ACCELERATOR
 from elbowroom.problem import Chain
-from elbowroom.problem.networks import ACCELERATOR, NOTE, gpt, resnet101
+from elbowroom.problem.networks import NOTE, gpt, resnet101
 from elbowroom.report.picture import print_picture
 from elbowroom.schedule.timeline import TimeLine
 from elbowroom.solve import Progress, Result, solve

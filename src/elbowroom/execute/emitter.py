@@ -19,7 +19,7 @@ from torch import fx
 
 from elbowroom.capture.joint_graph import Captured, rerun_call
 from elbowroom.capture.out_variant import out_variant
-from elbowroom.capture.values import tensors_of
+from elbowroom.capture.traced_values import tensors_of
 from elbowroom.execute.accumulation import accumulator
 from elbowroom.step.operations import Run, only_runs
 from elbowroom.step.program import Program, reads_of

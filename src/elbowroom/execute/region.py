@@ -40,8 +40,8 @@ class Looks:
 class Build:
     """Everything that a runnable program is made of.
 
-    `recorded`: it is replayed as CUDA graphs where that is possible. `makes` is how fused kernels make gradients where
-    there are none: they return them, or write them to a place of their own.
+    `recorded`: it is replayed as CUDA graphs where that is possible. `makes` is how fused kernels make gradients
+    where there are none: they return them, or write them to a place of their own.
     """
 
     measured: Measured

@@ -28,8 +28,8 @@ from elbowroom.units import MAX_BYTES
 # Times faster than what has been found: a compilation takes as long as hundreds of steps, and 1 % is what two
 # measurements of one program differ by.
 _GAIN = 1.01
-# Shares of the room to stay away from it. Each further attempt stays 0.3 % more away, so that a near miss costs little;
-# where nothing has fit and only one more may be compiled, 5 % is more than most programs ever missed.
+# Shares of the room to stay away from it. Each further attempt stays 0.3 % more away, so that a near miss costs
+# little; where nothing has fit and only one more may be compiled, 5 % is more than most programs ever missed.
 _AWAY, _FAR_AWAY = 0.003, 0.05
 # Of what was missing last time: the next program misses as much give or take a few percent.
 _UNSURE = 0.06

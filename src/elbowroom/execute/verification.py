@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from elbowroom.capture.backend import capture_settings, kept_whole
-from elbowroom.capture.values import tensors_in
+from elbowroom.capture.traced_values import tensors_in
 from elbowroom.errors import Mismatch
 
 

@@ -1,6 +1,6 @@
 """Times of operators from their FLOPs and bytes, for when there is no device to measure on.
 
-The figures are a device's round numbers; what matters to a plan is the proportion between operators.
+How fast a device is, `elbowroom/devices.py` says.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ from torch import fx
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
-from elbowroom.capture.values import tensor_bytes
-
-_SPEEDS = {"cuda": (2e14, 2e12, 3e-6), "cpu": (5e10, 1e10, 3e-6)}  # FLOP/s, bytes/s, seconds to launch
+from elbowroom.capture.traced_values import tensor_bytes
+from elbowroom.devices import machine_of
 
 
 def estimated_time(node: fx.Node, device: torch.device) -> float:
     """Seconds: whichever takes longer, the arithmetic or the memory traffic."""
-    flops_per_s, bytes_per_s, launch = _SPEEDS.get(device.type, _SPEEDS["cuda"])
-    return launch + max(flops_of(node) / flops_per_s, bytes_moved(node) / bytes_per_s)
+    return machine_of(device.type).seconds(flops_of(node), bytes_moved(node))
 
 
 def flops_of(node: fx.Node) -> int:

@@ -15,11 +15,13 @@ from torch._inductor.graph import GraphLowering
 
 from elbowroom.capture.joint_graph import Captured, is_getitem
 from elbowroom.capture.operators import draws, is_fusible, is_reduction
-from elbowroom.capture.values import tensor_bytes
+from elbowroom.capture.traced_values import tensor_bytes
+from elbowroom.devices import machine_of
 from elbowroom.measure.plain_operators import CHANNELS_LAST, KERNELS_ALONE, Report, costs_of, cuda_seconds
 from elbowroom.step.graph import Cost
 
 _LAUNCH = 2e-6  # seconds
+_COPIED = 2**26  # bytes, to see how fast copies are: enough for the full rate, little where memory is short
 _REACHED = 0.75  # of a plain copy's speed, by generated kernels (ResNet-101 and GPT-2 medium on an H200)
 _ROWS_SHARE = 0.5  # of the reads of a reduction over rows: the kernel that uses its result reads the same row anyway
 
@@ -108,8 +110,8 @@ def _reduces_rows(node: fx.Node) -> bool:
 
 def _bytes_per_second(device: torch.device, estimate: bool) -> float:
     if device.type != "cuda" or estimate:
-        return 1e10 if device.type == "cpu" else 3e12
-    source = torch.empty(2**26, dtype=torch.uint8, device=device)  # no more: memory is short, or nobody would ask
+        return machine_of(device.type).copy_bytes_per_second
+    source = torch.empty(_COPIED, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     target.copy_(source)
     repeats = 20

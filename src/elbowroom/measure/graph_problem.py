@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from elbowroom.capture.values import tensor_bytes
+from elbowroom.capture.traced_values import tensor_bytes
 from elbowroom.errors import ElbowroomError, first_line
 from elbowroom.measure.estimate import estimated_time
 from elbowroom.problem import Graph, Node

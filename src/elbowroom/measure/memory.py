@@ -48,9 +48,10 @@ class Measurement:
     negative if the block freed more than it kept. `reserved_bytes` is the most the CUDA allocator held from the
     device, in use or cached (None on the CPU). `time_s` is wall time; on the CPU it includes the profiler's.
 
-    `timeline` has one span after each allocator event, up to the next. On the CPU it ends at `end_bytes`, and its highest point is
-    `peak_bytes`. On CUDA it counts bytes as requested, before the allocator rounds them up to blocks, so it runs a
-    little below. It is None if it was not asked for, or if there were more than `TRACE_ENTRIES` events on CUDA.
+    `timeline` has one span after each allocator event, up to the next. On the CPU it ends at `end_bytes`, and its
+    highest point is `peak_bytes`. On CUDA it counts bytes as requested, before the allocator rounds them up to
+    blocks, so it runs a little below. It is None if it was not asked for, or if there were more than `TRACE_ENTRIES`
+    events on CUDA.
     """
 
     device: str

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from elbowroom.capture.joint_graph import Captured
-from elbowroom.capture.values import tensors_in, tensors_of
+from elbowroom.capture.traced_values import tensors_in, tensors_of
 from elbowroom.measure.cache import OpCosts, cached_costs
 from elbowroom.measure.estimate import estimated_time
 from elbowroom.step.allocator import allocator_block

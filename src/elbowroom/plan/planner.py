@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from elbowroom.plan.readings import Reading, Readings
-from elbowroom.plan.stages.costs import Account
+from elbowroom.plan.stages.staging import Account
 from elbowroom.plan.stages.structure import Structure, structure_of
 from elbowroom.plan.stages.translate import order_of
 from elbowroom.plan.values.choices import Predicted
@@ -31,8 +31,8 @@ from elbowroom.step.referee import Prediction, Surroundings, bytes_between, pred
 # Each turn halves the range of the dial: after seven, the budget of the chain is known to 1 % of that range, which is
 # about what a slot of the table and the difference between chain and program come to.
 _TURNS = 7
-# A program chosen value by value is less regular, and compiled kernels of irregular programs gain less than predicted:
-# a gain of less than this share of the time may well be none.
+# A program chosen value by value is less regular, and compiled kernels of irregular programs gain less than
+# predicted: a gain of less than this share of the time may well be none.
 _WORTH = 0.003
 # Where programs must fit by another count than their peak, those planned for less room are looked at, too. By that
 # count recordings took up to 30 % more than their peak; from half the room on, a program that fits is sure to exist

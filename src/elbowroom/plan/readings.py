@@ -1,7 +1,7 @@
 """Readings of a captured step as a chain: by which cut and account, and what a stage is charged that runs again.
 
-Several ways to cut are tried: only where little crosses, more finely inside large stages, and where one value crosses.
-The last is what tools for chains do; here it is one cut among others.
+Several ways to cut are tried: only where little crosses, more finely inside large stages, and where one value
+crosses. The last is what tools for chains do; here it is one cut among others.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from elbowroom.plan.stages.costs import Account, Staged, stage
 from elbowroom.plan.stages.cuts import Section, cut
 from elbowroom.plan.stages.savings import MOST_WAYS
+from elbowroom.plan.stages.staging import Account, Staged, stage
 from elbowroom.problem import Chain
 from elbowroom.solve.persistent import Sweep
 from elbowroom.step.graph import StepGraph

@@ -32,8 +32,8 @@ class ModulePlan:
 
 @dataclass(frozen=True)
 class RegionPlan:
-    """The plan of one captured graph. `program` is what it runs, or an order from which that follows; None for a model
-    that runs stage by stage.
+    """The plan of one captured graph. `program` is what it runs, or an order from which that follows; None for a
+    model that runs stage by stage.
 
     Bytes are above what is resident. `predicted_peak_bytes` is what the referee says, `measured_peak_bytes` what a
     trial took, if there was one. `recorded`: the program is replayed as CUDA graphs. `forward_levels` and

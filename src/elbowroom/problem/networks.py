@@ -21,25 +21,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from elbowroom.devices import ACCELERATOR, Machine
 from elbowroom.errors import InputError
 from elbowroom.problem import Chain, Saving, Stage
 
 NOTE = "times are estimates from floating-point operations and bytes moved, not measurements"
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What the estimated times depend on."""
-
-    flops_per_second: float
-    bytes_per_second: float
-    name: str
-
-    def seconds(self, flops: int, moved_bytes: int) -> float:
-        return max(flops / self.flops_per_second, moved_bytes / self.bytes_per_second)
-
-
-ACCELERATOR = Machine(100e12, 2e12, "generic accelerator: 100 TFLOP/s, 2 TB/s")  # no product in particular
 
 
 def resnet101(

@@ -1,7 +1,7 @@
 """A time line: what happens from when to when, and how many bytes are in use meanwhile.
 
-There is one type of it. The referee of problems returns one, so does the referee of training steps, and `measure` makes
-one of what the allocator tells. Pictures and tables read nothing else.
+There is one type of it. The referee of problems returns one, so does the referee of training steps, and `measure`
+makes one of what the allocator tells. Pictures and tables read nothing else.
 """
 
 from __future__ import annotations

@@ -64,10 +64,8 @@ class Looker:
         """What one call runs. Changes no buffer and no random state."""
         self._refusals[:] = []
         if hooked := hooked_modules(self.model):
-            return Sight(
-                (),
-                f"module {hooked[0]!r} has a backward hook, which tracing does not see; remove it, or pass stages=[…]",
-            )
+            hook = f"module {hooked[0]!r} has a backward hook, which tracing does not see"
+            return Sight((), f"{hook}; remove it, or pass stages=[…]")
         self._looks.calls = []
         try:
             with random_state_kept(), torch.enable_grad():

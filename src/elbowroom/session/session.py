@@ -1,8 +1,8 @@
 """A model under a budget: plans each new shape of input, runs the planned programs, and plans again where it must.
 
 A session belongs to one fitted model. The first time it sees a shape it looks at the model (`looking.py`), measures
-the operators, plans all graphs together within the budget (`planning.py`) and installs their programs. From then on it
-checks, call by call, that the planned programs really ran.
+the operators, plans all graphs together within the budget (`planning.py`) and installs their programs. From then on
+it checks, call by call, that the planned programs really ran.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from elbowroom.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from elbowroom.execute.trials import Trials
 
-# Of the room, for gradients. Scattered over a recording's pool they leave gaps (ResNet-101's, 4 % of the room, cost 466
-# of 7,700 MiB); where they are more than this, a place of their own costs more than the gaps.
+# Of the room, for gradients. Scattered over a recording's pool they leave gaps (ResNet-101's, 4 % of the room, cost
+# 466 of 7,700 MiB); where they are more than this, a place of their own costs more than the gaps.
 _LITTLE = 0.05
 
 

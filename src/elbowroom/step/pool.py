@@ -17,10 +17,10 @@ from dataclasses import replace
 
 from elbowroom.step.allocator import LARGE_GROWTH, MIB, SMALL, SMALL_GROWTH, whole_blocks
 from elbowroom.step.graph import StepGraph
-from elbowroom.step.memory import Memory
 from elbowroom.step.operations import Operation, Run
 from elbowroom.step.program import Program
 from elbowroom.step.referee import Surroundings, predict
+from elbowroom.step.storages import Memory
 
 WORKSPACES = 64 * MIB  # of matrix products, from the first one on
 PRODUCTS = "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"

@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from elbowroom.step.graph import StepGraph
-from elbowroom.step.memory import Memory
 from elbowroom.step.operations import Move, Operation, Run
+from elbowroom.step.storages import Memory
 
 
 @dataclass(frozen=True)

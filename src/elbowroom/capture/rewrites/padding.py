@@ -18,7 +18,7 @@ from torch import fx
 
 from elbowroom.capture.operators import is_never_stored
 from elbowroom.capture.rewrites.writer import Writer
-from elbowroom.capture.values import evaluated, is_view, tensor_bytes
+from elbowroom.capture.traced_values import evaluated, is_view, tensor_bytes
 
 aten = torch.ops.aten
 

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten
 from elbowroom.capture.rewrites.interpolation import multiply_interpolations
 from elbowroom.capture.rewrites.known_values import constant_value
 from elbowroom.capture.rewrites.padding import align_products
-from elbowroom.capture.values import evaluated, is_view, tensor_bytes, tensors_of
+from elbowroom.capture.traced_values import evaluated, is_view, tensor_bytes, tensors_of
 
 aten = torch.ops.aten
 

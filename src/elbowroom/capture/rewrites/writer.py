@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from elbowroom.capture.values import evaluated
+from elbowroom.capture.traced_values import evaluated
 
 
 class Writer:

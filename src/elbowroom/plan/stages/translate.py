@@ -6,8 +6,8 @@ nothing keeps is run again, and nothing else: values that happen to be there are
 
 from __future__ import annotations
 
-from elbowroom.plan.stages.costs import Staged, backward_order
 from elbowroom.plan.stages.savings import recomputed
+from elbowroom.plan.stages.staging import Staged, backward_order
 from elbowroom.schedule.operations import Backward, Forward, Schedule
 
 

@@ -201,6 +201,82 @@ def _thin(times: Floats, kept: Ints, origins: Ints, size: int, most: int) -> int
 
 
 @compiled
+def _weigh_parts(goal: int, j: int, sources: Ints, keep: Ints, sets: Sets, part: Floats) -> None:
+    """What the part from each source to set j counts as time."""
+    last = len(sets.sizes) - 1
+    for p in range(len(sources)):
+        i = sources[p]
+        if goal == SMALLEST:
+            part[p] = float(sets.sizes[j] - sets.sizes[i] - keep[p])
+        elif goal == COARSEST and j == last:
+            part[p] = 0.0
+        else:
+            spared = _missing(sets.words[i], sets.boundary_starts, sets.boundary, j, sets.node_times)
+            spared += _missing(sets.words[i], sets.ending_starts, sets.ending, j, sets.node_times)
+            part[p] = spared if goal == COARSEST else max(0.0, sets.times[j] - sets.times[i] - spared)
+
+
+@compiled
+def _collect(
+    goal: int,
+    j: int,
+    budget: int,
+    most: int,
+    most_time: float,
+    sets: Sets,
+    steps: tuple[Ints, Ints, Ints, Floats],
+    pairs: tuple[Ints, Floats, Ints, Any],
+    new: tuple[Floats, Ints, Ints],
+) -> tuple[int, bool]:
+    """The pairs of set j that no other beats, in `new`: how many, and whether some were thinned out."""
+    is_last = j == len(sets.sizes) - 1
+    sources, need, keep, part = steps
+    starts, times, kept, going_on = pairs
+    new_times, new_kept, new_origins = new
+    size = found = 0  # the first `size` are a front, those up to `found` candidates; now and then they join
+    thinned = False
+    for p in range(len(sources)):
+        if part[p] > most_time:
+            continue
+        for q in range(starts[sources[p]], starts[sources[p] + 1]):
+            if kept[q] + need[p] > budget or (not going_on[q] and not is_last):
+                continue
+            time = max(times[q], part[p]) if goal == SMALLEST else times[q] + part[p]
+            if time > most_time or _is_beaten(new_times, new_kept, size, time, kept[q] + keep[p]):
+                continue
+            if found == len(new_times) or found > 3 * size + 128:
+                size = _front_of(new_times, new_kept, new_origins, found)
+                if size > len(new_times) // 2:
+                    size, thinned = _thin(new_times, new_kept, new_origins, size, most), True
+                found = size
+            new_times[found], new_kept[found], new_origins[found] = time, kept[q] + keep[p], q
+            found += 1
+    size = _front_of(new_times, new_kept, new_origins, found)
+    if goal == FASTEST:
+        size = _in_time(sets, j, budget, most_time, new_times, new_kept, new_origins, size)
+    if size > most:
+        size, thinned = _thin(new_times, new_kept, new_origins, size, most), True
+    return size, thinned
+
+
+@compiled
+def _store(
+    ends_within: int,
+    size: int,
+    new: tuple[Floats, Ints, Ints],
+    stored: tuple[Floats, Ints, Ints, Any],
+    start: int,
+) -> None:
+    """Put the first `size` new pairs behind those that are stored. One that keeps no more than `ends_within` need not
+    go on: the last part is computed once, so what can end there takes no less time on any other way."""
+    new_times, new_kept, new_origins = new
+    times, kept, origins, going_on = stored
+    for k in range(size):
+        times[start + k], kept[start + k], origins[start + k] = new_times[k], new_kept[k], new_origins[k]
+        going_on[start + k] = new_kept[k] > ends_within
+
+
+@compiled
 def fill_fronts(
     budget: int,
     most_time: float,
@@ -239,52 +315,21 @@ def fill_fronts(
         lowest = least_kept if j == last else least_going_on
         begins = reached[:count_of_reached]
         steps = steps_to(j, begins, lowest, earliest, budget, most_time, sets, sources, need, keep)
-        for p in range(steps):
-            i = sources[p]
-            if goal == SMALLEST:
-                part[p] = float(sets.sizes[j] - sets.sizes[i] - keep[p])
-            elif goal == COARSEST and j == last:
-                part[p] = 0.0
-            else:
-                spared = _missing(sets.words[i], sets.boundary_starts, sets.boundary, j, sets.node_times)
-                spared += _missing(sets.words[i], sets.ending_starts, sets.ending, j, sets.node_times)
-                part[p] = spared if goal == COARSEST else max(0.0, sets.times[j] - sets.times[i] - spared)
-        size = found = 0  # the first `size` are a front, those up to `found` candidates; now and then they join
-        for p in range(steps):
-            if part[p] > most_time:
-                continue
-            for q in range(starts[sources[p]], starts[sources[p] + 1]):
-                if kept[q] + need[p] > budget or (not going_on[q] and j < last):
-                    continue
-                time = max(times[q], part[p]) if goal == SMALLEST else times[q] + part[p]
-                if time > most_time:
-                    continue
-                if _is_beaten(new_times, new_kept, size, time, kept[q] + keep[p]):
-                    continue
-                if found == len(new_times) or found > 3 * size + 128:
-                    size = _front_of(new_times, new_kept, new_origins, found)
-                    if size > len(new_times) // 2:
-                        size, thinned = _thin(new_times, new_kept, new_origins, size, most), True
-                    found = size
-                new_times[found], new_kept[found], new_origins[found] = time, kept[q] + keep[p], q
-                found += 1
-        size = _front_of(new_times, new_kept, new_origins, found)
-        if goal == FASTEST:
-            size = _in_time(sets, j, budget, most_time, new_times, new_kept, new_origins, size)
-        if size > most:
-            size, thinned = _thin(new_times, new_kept, new_origins, size, most), True
+        _weigh_parts(goal, j, sources[:steps], keep, sets, part)
+        new, weighed = (new_times, new_kept, new_origins), (sources[:steps], need, keep, part)
+        begun = starts, times, kept, going_on
+        size, has_thinned = _collect(goal, j, budget, most, most_time, sets, weighed, begun, new)
+        thinned = thinned or has_thinned
         while count + size > len(times):
             times, kept = np.append(times, times), np.append(kept, kept)
             origins, going_on = np.append(origins, origins), np.append(going_on, going_on)
-        as_one_part = _needs(sets, j, last)
-        for k in range(size):
-            times[count], kept[count], origins[count] = new_times[k], new_kept[k], new_origins[k]
-            # The last part is computed once: what can end here takes no less time on any other way.
-            going_on[count] = goal != FASTEST or kept[count] + as_one_part > budget
-            least_kept[j] = min(least_kept[j], kept[count])
-            if going_on[count]:
-                least_going_on[j] = min(least_going_on[j], kept[count])
-            count += 1
+        ends_within = -1 if goal != FASTEST else budget - _needs(sets, j, last)
+        _store(ends_within, size, new, (times, kept, origins, going_on), count)
+        for k in range(count, count + size):
+            least_kept[j] = min(least_kept[j], kept[k])
+            if going_on[k]:
+                least_going_on[j] = min(least_going_on[j], kept[k])
+        count += size
         if size > 0:
             reached[count_of_reached] = j
             count_of_reached += 1

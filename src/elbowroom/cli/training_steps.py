@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from elbowroom.cli.load_training import FORM, Training, load_training
 from elbowroom.cli.output import (
     INFEASIBLE,
     AsJson,
@@ -21,7 +22,6 @@ from elbowroom.cli.output import (
     save,
     save_picture,
 )
-from elbowroom.cli.training import FORM, Training, load_training
 from elbowroom.errors import InputError
 from elbowroom.plan.plan import Plan
 from elbowroom.progress import progress_bar
