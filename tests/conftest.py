@@ -1,8 +1,10 @@
-"""Shared set-up: how hypothesis runs, and a command line that stays in this process."""
+"""Shared set-up: how hypothesis runs, where measurements go, threads, a quick compiler, and a command line that stays
+in this process."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from typing import NamedTuple
 
 import pytest
@@ -13,6 +15,9 @@ settings.register_profile(
 )
 settings.register_profile("deep", deadline=None, max_examples=5000, suppress_health_check=list(HealthCheck))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+# Measurements of operators go to a folder of their own.
+os.environ.setdefault("ELBOWROOM_CACHE", os.path.join(tempfile.gettempdir(), f"elbowroom-tests-{os.getuid()}"))
 
 
 class Outcome(NamedTuple):
@@ -32,3 +37,28 @@ def elbowroom(capsys):
         return Outcome(status, out, err)
 
     return call
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """So that parallel tests do not fight.
+
+    For whole modules: models that are fitted once must not see another number of threads, or PyTorch traces them anew.
+    """
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def quick_compiler():
+    """Without vector instructions C++ is compiled faster."""
+    torch = pytest.importorskip("torch")
+    from torch._inductor import config
+
+    torch._dynamo.reset()
+    with config.patch({"cpp.simdlen": 1}):
+        yield
+    torch._dynamo.reset()

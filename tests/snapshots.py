@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from captured import traced
-from elbowroom.capture.values import tensor_bytes
+from elbowroom.capture.traced_values import tensor_bytes
 from elbowroom.execute.emitter import emit
 from elbowroom.execute.fused_graphs import backward_graph, forward_graph
 from elbowroom.measure.measured import Measured

@@ -123,10 +123,10 @@ def test_cells_of_graphs_and_chains_come_in_pairs(gpu_graphs):
 def test_fit_plans_as_a_chain_only_while_it_is_told_to(gpu_graphs):
     from elbowroom.execute import session
     from elbowroom.step.referee import Surroundings
-    from joints import Step, joint_of
+    from stepgraphs import Step, graph_of
 
     step = Step("plain", (1,), (2, 1), 1, 1, 0, True, False, False, False, True, False)
-    graph = joint_of([step] * 4)
+    graph = graph_of([step] * 4)
     own = session.Planner
     for kind, as_chain in (("plain", False), ("graph", False), ("chain", True), ("whole", True)):
         with gpu_graphs.planned_as(kind):

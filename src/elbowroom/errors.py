@@ -31,7 +31,7 @@ class InvalidSchedule(ElbowroomError):
 
 
 class InvalidProgram(ElbowroomError):
-    """The referee refused a training step's program: `phase` and `index` tell which operation (None: no single one)."""
+    """The referee refused a step's program: `phase` and `index` tell which operation (None: no single one)."""
 
     def __init__(self, reason: str, phase: str | None = None, index: int | None = None) -> None:
         super().__init__(reason)

@@ -10,7 +10,7 @@ import pytest
 
 @dataclass
 class Capture:
-    """A traced model. `region.captured` is what the rewrites left of its graph."""
+    """A traced model. `region.traced` is what the rewrites left of its graph."""
 
     compiled: Any
     region: Any
@@ -18,11 +18,11 @@ class Capture:
 
     @property
     def nodes(self) -> list[Any]:
-        return self.region.captured.nodes
+        return self.region.traced.nodes
 
     @property
     def graph(self) -> Any:
-        return self.region.captured.graph
+        return self.region.traced.graph
 
     @property
     def targets(self) -> list[str]:
@@ -32,13 +32,17 @@ class Capture:
     def effects(self) -> list[str]:
         return [self.graph.ops[op].target for op in self.graph.effects]
 
-    def train(self, *example: Any, again: bool = False, apart: bool = True) -> Any:
+    def train(self, *example: Any, again: bool = False, copies_parts: bool = True) -> Any:
         """One step: everything saved, or everything the backward reads computed again."""
+        from elbowroom.execute.region import Build
+        from elbowroom.measure.measured import Measured
         from elbowroom.step.program import make_program
 
         order = [*self.graph.forward, *self.graph.backward] if again else self.graph.backward
         self.region.looks.calls = None
-        self.region.install(make_program(self.graph, order, copies_parts=apart))
+        self.region.install(
+            Build(Measured(self.region.traced), make_program(self.graph, order, copies_parts=copies_parts))
+        )
         outputs = self.compiled(*example)
         total(outputs).backward()
         return outputs
@@ -52,25 +56,11 @@ def total(outputs: Any) -> Any:
 @pytest.fixture
 def capture():
     torch = pytest.importorskip("torch")
-    from elbowroom.capture.backend import make_backend
-    from elbowroom.execute.region import Looks
+    from tracing import looked_at
 
-    torch._dynamo.reset()
     torch.manual_seed(0)
 
-    def refuse(why: str) -> None:
-        raise AssertionError(why)
-
     def look(model: Any, *example: Any) -> Capture:
-        def step(*args: Any) -> Any:
-            return model(*args)
-
-        regions: list[Any] = []
-        looks = Looks()
-        looks.calls = []
-        compiled = torch.compile(step, backend=make_backend(regions.append, refuse, looks), dynamic=False)
-        outputs = compiled(*example)
-        (region,) = regions
-        return Capture(compiled, region, outputs)
+        return Capture(*looked_at(model, *example))
 
     return look

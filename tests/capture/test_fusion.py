@@ -1,4 +1,4 @@
-"""A joint graph as a fusing compiler runs it: stored values only, and the cone of operators that computes each."""
+"""A step's graph as a fusing compiler runs it: stored values only, and the cone of operators that computes each."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from elbowroom.capture import rewrite  # noqa: E402
-from elbowroom.capture.backend import make_backend  # noqa: E402
 from elbowroom.capture.operators import draws, is_fusible, is_reduction  # noqa: E402
-from elbowroom.execute.region import Looks  # noqa: E402
+from elbowroom.capture.rewrites import rewrite  # noqa: E402
 from elbowroom.plan.planner import Planner  # noqa: E402
-from elbowroom.step.referee import Surroundings
+from elbowroom.step.referee import Surroundings  # noqa: E402
+from tracing import looked_at  # noqa: E402
 
 HEAVY = ("mm.", "convolution", "attention")
 
@@ -122,15 +121,9 @@ MODELS: dict[str, Any] = {
 
 def look(model, *example):
     """The contracted graph of a model. Nothing is compiled for it."""
-    torch._dynamo.reset()
-    regions: list[Any] = []
-    looks = Looks()
-    looks.calls = []
-    backend = make_backend(regions.append, pytest.fail, looks, fused=True)
     with torch.autocast("cpu", torch.bfloat16, enabled=getattr(model, "mixed", False)):
-        torch.compile(lambda *args: model(*args), backend=backend, dynamic=False)(*example)
-    (region,) = regions
-    return region.captured
+        _, region, _ = looked_at(model, *example, fused=True)
+    return region.traced
 
 
 @pytest.fixture(scope="module", params=list(MODELS))
@@ -356,7 +349,7 @@ def test_the_gradient_that_a_convolution_passes_on_is_written_over_where_it_is_r
     captured = look(model, torch.randn(2, 4, 16, 16))
     graph = captured.graph
     program = Planner(graph, Surroundings()).everything.program
-    over = {graph.ops[i.reuses].target for i in program.backward if i.reuses is not None}
+    over = {graph.ops[run.reuses].target for run in program.backward if run.reuses is not None}
     assert over == {"getitem"}
 
 
@@ -364,7 +357,9 @@ def test_a_part_kept_apart_is_stored(monkeypatch):
     monkeypatch.setattr(rewrite, "_LARGE", 1)
     monkeypatch.setattr(rewrite, "_LONG", {True: 20})
     captured = look(Joins(), torch.randn(4, 8))
-    (part,) = (op for op, node in zip(captured.graph.ops, captured.nodes, strict=True) if rewrite.PART_COPY in node.meta)
+    (part,) = (
+        op for op, node in zip(captured.graph.ops, captured.nodes, strict=True) if rewrite.PART_COPY in node.meta
+    )
     assert part.bytes == 4 * 8 * 4
     assert not part.shares
 

@@ -14,7 +14,6 @@ from torch.nn import functional as F  # noqa: E402
 from elbowroom.capture.backend import make_backend  # noqa: E402
 from elbowroom.capture.fingerprint import fingerprint  # noqa: E402
 from elbowroom.capture.joint_graph import rerun_call  # noqa: E402
-from elbowroom.execute.region import Looks  # noqa: E402
 
 aten = torch.ops.aten
 
@@ -199,7 +198,7 @@ def test_a_graph_with_unknown_shapes_is_refused_and_runs_all_the_same():
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     example = torch.randn(3, 4)
     torch._dynamo.mark_dynamic(example, 0)
-    compiled = torch.compile(model, backend=make_backend(pytest.fail, refusals.append, Looks()))
+    compiled = torch.compile(model, backend=make_backend(pytest.fail, pytest.fail, refusals.append))
     compiled(example).sum().backward()
     gradient = model[0].weight.grad
     model.zero_grad()
@@ -209,12 +208,12 @@ def test_a_graph_with_unknown_shapes_is_refused_and_runs_all_the_same():
 
 
 def test_a_fingerprint_is_that_of_the_graph(capture):
-    same = [fingerprint(capture(Net(), image()).region.captured)]
+    same = [fingerprint(capture(Net(), image()).region.traced)]
     torch._dynamo.reset()
-    same.append(fingerprint(capture(Net(), image()).region.captured))
+    same.append(fingerprint(capture(Net(), image()).region.traced))
     torch._dynamo.reset()
-    other = fingerprint(capture(Net(), image()[:, :, :5]).region.captured)
+    other = fingerprint(capture(Net(), image()[:, :, :5]).region.traced)
     torch._dynamo.reset()
-    less = fingerprint(capture(Net(drop=0.1), image()).region.captured)
+    less = fingerprint(capture(Net(drop=0.1), image()).region.traced)
     assert same[0] == same[1]
     assert len({same[0], other, less}) == 3

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from elbowroom.capture.out_variant import out_variant, overwritable  # noqa: E402
-from elbowroom.step.program import make_program
+from elbowroom.step.program import make_program  # noqa: E402
 
 aten = torch.ops.aten
 
@@ -140,7 +140,7 @@ def test_a_program_that_writes_over_what_dies_gives_the_same_bits(capture):
         for p in model.parameters():
             p.grad = None
         captured.train(example, again=again)
-        reused = [i.reuses for i in (*captured.region.program.forward, *captured.region.program.backward)]
+        reused = [run.reuses for run in (*captured.region.program.forward, *captured.region.program.backward)]
         assert len([value for value in reused if value is not None]) > 10
         assert all(torch.equal(p.grad, gradient) for p, gradient in zip(model.parameters(), expected, strict=True))
 
@@ -158,9 +158,9 @@ def test_what_came_from_outside_is_never_written_over(capture):
             (program.backward, (*program.saved, *graph.arriving)),
         ):
             untouchable = {*outside, *graph.inputs}
-            for instruction in listing:
-                assert instruction.reuses not in untouchable
-                untouchable.discard(instruction.op)  # from here on there is a copy that the program made
+            for run in listing:
+                assert run.reuses not in untouchable
+                untouchable.discard(run.op)  # from here on there is a copy that the program made
 
 
 def test_only_tensors_exactly_like_the_output_can_be_written_over(capture):

@@ -24,13 +24,13 @@ from torch.nn import functional as F  # noqa: E402
 import elbowroom  # noqa: E402
 from elbowroom.capture import rewrite  # noqa: E402
 from elbowroom.capture.operators import draws  # noqa: E402
+from elbowroom.demo.training import Transformer  # noqa: E402
 from elbowroom.errors import BudgetTooSmall, InputError  # noqa: E402
 from elbowroom.execute import recording, rehearsal  # noqa: E402
-from elbowroom.session.session import Session  # noqa: E402
 from elbowroom.execute.trials import Trials  # noqa: E402
+from elbowroom.session.session import Session  # noqa: E402
 from elbowroom.step.program import make_program
 from elbowroom.step.referee import predict
-from elbowroom.demo.training import Transformer  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="Inductor needs a C++ compiler"),

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import elbowroom
-from elbowroom.execute.verification import verify_step
 from elbowroom.demo.training import Cnn, Transformer
+from elbowroom.execute.verification import verify_step
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 

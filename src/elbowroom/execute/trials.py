@@ -310,7 +310,7 @@ class Trials:
         return [Tried((plan,), (trial,), recorded=True, expected_bytes=self._recorded_bytes(plan.program))]
 
     def try_again(self, planned: list[Planned]) -> Tried | None:
-        """Measure plans that were made earlier, as they were meant to run; None if they cannot be recorded any more."""
+        """Measure plans made earlier, run as they were meant to; None if they cannot be recorded any more."""
         if any(plan.recorded for plan in planned):
             found = self._recorded(planned, MAX_BYTES) if len(planned) == 1 else []
             return found[0] if found else None

@@ -29,7 +29,7 @@ _ROWS_SHARE = 0.5  # of the reads of a reduction over rows: the kernel that uses
 def measure_fused(
     captured: Captured, *, estimate: bool = False, report: Report = lambda part: None
 ) -> tuple[Captured, bool]:
-    """The same contracted graph with times and workspaces of its operators; and whether its images go channels last."""
+    """The contracted graph with its operators' times and workspaces; and whether its images go channels last."""
     graph, nodes, cones = captured.graph, captured.nodes, captured.cones
     assert cones is not None
     unfused = _unfused_keys(captured)

@@ -12,7 +12,7 @@ from elbowroom.step.program import Program
 
 @dataclass(frozen=True)
 class Order:
-    """The order in which a backward runs operators. With the graph, a program follows from it (plan files, format 1)."""
+    """The order in which a backward runs operators. A program follows from it (plan files, format 1)."""
 
     ops: tuple[int, ...]
     copies_parts: bool = True

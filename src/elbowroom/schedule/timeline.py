@@ -49,7 +49,7 @@ class TimeLine:
     def of_moments(
         cls, moments: Iterable[tuple[float, int]], time: float, peak_bytes: int, base_bytes: int = 0
     ) -> TimeLine:
-        """Bytes from each moment on, above a base; before the first moment, and at the very end, there is the base."""
+        """Bytes from each moment on, above a base; before the first and at the very end, there is the base."""
         line = [(0.0, 0), *moments]
         line.append((max(time, line[-1][0]), 0))
         spans = (Span(a, b, base_bytes + held, i) for i, ((a, held), (b, _)) in enumerate(pairwise(line)))

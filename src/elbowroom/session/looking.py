@@ -1,4 +1,4 @@
-"""Looking at a model: traces one call, computing outputs only, and tells which graphs it runs and what it leaves out."""
+"""Looking at a model: traces one call, computing outputs only; tells which graphs it runs and what it leaves out."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from elbowroom.units import parse_bytes
 
 
 class Wishes(TypedDict, total=False):
-    """The keywords of `fit` and `plan` besides the budget, as type checkers see them; `Options` says what they mean."""
+    """The keywords of `fit` and `plan` besides the budget, for type checkers; `Options` says what they mean."""
 
     optimizer: torch.optim.Optimizer | None
     loss: Callable[..., torch.Tensor] | None

@@ -117,6 +117,7 @@ class _Referee:
             for i, gradient in graph.gradients
             if i in graph.parameters and graph.ops[gradient].kind == "backward"
         }
+        self._hidden: set[int] = set()  # results that the caller holds, and the backward makes again for itself
         self._host = Host(graph, memory, platform)
 
     def play(self) -> Prediction:
@@ -225,6 +226,8 @@ class _Referee:
                 memory.drop(op)
         memory.now += sum(graph.overwritten.get(op, 0) for op in program.saved)  # saved as copies
         saved_bytes = memory.now
+        for op in program.saved:
+            memory.protect(op)
         for op in graph.arriving:
             memory.bring(op)
         for op in (*graph.results, *(graph.arriving if self.around.keeps_arriving else ())):
@@ -234,6 +237,7 @@ class _Referee:
         for op in (*graph.arriving, *graph.results):
             if op not in read:
                 memory.drop(op)
+        self._hidden = {op for op in graph.results if op in read} - set(program.saved)
         return saved_bytes, between
 
     def _read_in_backward(self) -> set[int]:
@@ -246,6 +250,8 @@ class _Referee:
         if (unsaved := (read & self._inputs) - saved) or (unsaved := self._results_unsaved(read, saved)):
             raise InvalidProgram(f"the backward reads {self._name(min(unsaved))}, which is not saved for it")
         read.update(gradient for _, gradient in graph.gradients)  # one that arrives may be returned as it is
+        if unread := saved - read:
+            raise InvalidProgram(f"{self._name(min(unread))} is saved, and the backward does not read it")
         return read
 
     def _results_unsaved(self, read: set[int], saved: set[int]) -> set[int]:
@@ -349,13 +355,16 @@ class _Referee:
         for read in reads:
             if read not in values:
                 raise self._refuse(f"reads {self._name(read)}, {self._host.where(read)}")
-        if op in values or (self._host.there and ~op in values):
+        hidden = self._hidden
+        if op in hidden:
+            hidden.discard(op)
+        elif op in values or (self._host.there and ~op in values):
             raise self._refuse("its value is still there, or on its way from the host")
         frees = run.frees
         if frees:
             inputs, leaving = self._inputs, self._host.leaving
             for freed in frees:
-                if freed != op and freed not in values:
+                if freed != op and (freed not in values or freed in hidden):
                     raise self._refuse(f"frees {self._name(freed)}, {self._host.where(freed)}")
                 if freed in inputs:
                     raise self._refuse(f"frees {self._name(freed)}, which comes from outside")
@@ -379,6 +388,8 @@ class _Referee:
         """Bytes while a move is performed."""
         if not 0 <= move.value < self._count:
             raise self._refuse(f"there is no operator {move.value} among {self._count}")
+        if move.value in self._hidden:
+            raise self._refuse("only the caller holds it")
         if reason := self._host.perform(move):
             raise self._refuse(reason)
         return self.memory.now

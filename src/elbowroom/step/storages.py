@@ -106,6 +106,10 @@ class Memory:
             if not self._holders[copy]:
                 self.now -= self._sizes[copy]
 
+    def protect(self, op: int) -> None:
+        """Nothing may be written over this value: autograd may hand it to a second backward."""
+        self._from_outside.update(self.values[op].values())
+
     def pin(self, op: int) -> None:
         """Somebody outside holds this value to the end."""
         for copy in self.values[op].values():
