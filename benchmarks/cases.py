@@ -1,4 +1,8 @@
-"""The models that the GPU benchmarks train, each with a batch and the blocks a person would checkpoint."""
+"""The models that the benchmarks train, each with a batch, a loss, and the blocks that a person would checkpoint.
+
+A model is made on PyTorch's default device. `MODELS` and `GRAPH_MODELS` are real ones; the tiny ones are for trying
+the scripts on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,18 @@ from torch.nn.functional import cross_entropy, interpolate
 
 @dataclass(frozen=True)
 class Case:
-    """A model with a batch, and where a person would place checkpoints in it."""
+    """A model with a batch, and where a person would place checkpoints in it.
+
+    `blocks` are modules to checkpoint, under the word for one of them ("block", "dense layer"). `chain` is the whole
+    model as a sequence of modules, if it is one.
+    """
 
     model: nn.Module
     inputs: tuple[torch.Tensor, ...]
     target: torch.Tensor
     loss: Callable[[Any, torch.Tensor], torch.Tensor]
-    blocks: Mapping[str, Sequence[nn.Module]]  # by what one is called
-    chain: Sequence[nn.Module] = ()  # the whole model as a sequence, if it is one
+    blocks: Mapping[str, Sequence[nn.Module]]
+    chain: Sequence[nn.Module] = ()
 
 
 def image_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -30,24 +38,24 @@ def image_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def token_loss(output: Any, target: torch.Tensor) -> torch.Tensor:
-    """Of each next token."""
+    """Each token is predicted from those before it."""
     logits = output.logits
     return cross_entropy(logits[:, :-1].reshape(-1, logits.size(-1)).float(), target[:, 1:].reshape(-1))
 
 
 def sequence_loss(output: Any, target: torch.Tensor) -> torch.Tensor:
-    """Of each token, the inputs being shifted already."""
+    """Each token is predicted; the decoder's inputs are shifted already."""
     return cross_entropy(output.logits.flatten(0, 1).float(), target.flatten())
 
 
 def two_losses(outputs: tuple[torch.Tensor, torch.Tensor], target: torch.Tensor) -> torch.Tensor:
-    """Zhao et al. 2017: the auxiliary head counts 0.4."""
+    """The loss of Zhao et al. 2017: the auxiliary head counts 0.4."""
     main, auxiliary = outputs
     return image_loss(main, target) + 0.4 * image_loss(auxiliary, target)
 
 
 def contrastive_loss(output: Any, target: torch.Tensor) -> torch.Tensor:
-    """Of every text among all images, and the other way round."""
+    """Every text is to find its image among all images of the batch, and every image its text."""
     logits = output.logits_per_text.float()
     return (cross_entropy(logits, target) + cross_entropy(logits.T, target)) / 2
 
@@ -105,7 +113,7 @@ def inception(batch: int, side: int = 299) -> Case:
 
 
 def vgg(name: str, batch: int, side: int = 224) -> Case:
-    """The features regrouped: a unit is a convolution and what it is rectified by, a group ends with pooling."""
+    """VGG with its features regrouped: a unit is a convolution with its ReLU, a group ends with a pooling."""
     import torchvision
 
     model = getattr(torchvision.models, name)(weights=None)
@@ -160,7 +168,7 @@ class UNet(nn.Module):
 
 
 class Up(nn.Module):
-    """A level on the way up: twice the size, and what was skipped joins in."""
+    """A level on the way up: twice the size, then together with the output of the same level on the way down."""
 
     def __init__(self, wide: int, narrow: int) -> None:
         super().__init__()
@@ -180,7 +188,7 @@ def convolution(a: int, b: int, stride: int = 1) -> nn.Sequential:
 
 
 def pspnet(batch: int, side: int = 480, classes: int = 21) -> Case:
-    """On a ResNet-50 that stays at an eighth of the resolution."""
+    """PSPNet on a ResNet-50 whose last two groups keep an eighth of the resolution."""
     import torchvision
 
     dilation = {"replace_stride_with_dilation": [False, True, True]}
@@ -202,7 +210,10 @@ def segments(model: nn.Module, batch: int, side: int, classes: int, blocks: Sequ
 
 
 class PSPNet(nn.Module):
-    """Zhao et al. 2017: averages over 1, 4, 9 and 36 parts of the image beside what they are taken of; two heads."""
+    """Zhao et al. 2017: the main head reads features and their averages over 1, 4, 9 and 36 parts of the image.
+
+    An auxiliary head reads features from further below.
+    """
 
     def __init__(self, early: nn.Module, late: nn.Module, middle: int, width: int, classes: int) -> None:
         super().__init__()
@@ -245,7 +256,7 @@ def triplets(tower: nn.Module, batch: int, side: int, blocks: Sequence[nn.Module
 
 
 class Siamese(nn.Module):
-    """One tower on several images."""
+    """One tower that several images go through, with the same weights."""
 
     def __init__(self, tower: nn.Module) -> None:
         super().__init__()
@@ -278,7 +289,7 @@ def llama(layers: int, width: int, heads: int, groups: int, inner: int, batch: i
 
 
 def bert(layers: int, width: int, heads: int, batch: int, length: int) -> Case:
-    """With dropout, as it is trained."""
+    """BERT with dropout, as it is trained; the other language models have none."""
     from transformers import BertConfig, BertForMaskedLM
 
     shape = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": 4 * width}
@@ -296,7 +307,7 @@ def clip(
     length: int = 77,
     vocabulary: int = 49_408,
 ) -> Case:
-    """`widths` of the text's and the images' tower; heads are 64 wide, as OpenAI's."""
+    """CLIP. `widths` are those of the tower for texts and of the tower for images; heads are 64 wide, as OpenAI's."""
     from transformers import CLIPConfig, CLIPModel
 
     depth = {"num_hidden_layers": layers}
@@ -310,14 +321,14 @@ def clip(
     config = CLIPConfig(text_config=text, vision_config=vision, attn_implementation="sdpa")
     model = CLIPModel(config)
     tokens = torch.randint(1, end, (batch, length))
-    tokens[:, -1] = end  # where the text's embedding is read
+    tokens[:, -1] = end  # CLIP reads a text's embedding at this token
     blocks = [*model.text_model.encoder.layers, *model.vision_model.encoder.layers]
     inputs = tokens, torch.randn(batch, 3, side, side)
     return Case(model, inputs, torch.arange(batch), contrastive_loss, {"block": blocks})
 
 
 def t5(layers: int, width: int, heads: int, inner: int, batch: int, length: int, vocabulary: int = 32_128) -> Case:
-    """As many tokens in as out."""
+    """T5 with as many tokens for the encoder as for the decoder."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     shape = {"d_model": width, "d_kv": width // heads, "d_ff": inner, "num_heads": heads, "vocab_size": vocabulary}
@@ -353,7 +364,7 @@ TINY_MODELS: dict[str, Callable[[], Case]] = {
     "tiny-cnn": tiny_cnn,
     "tiny-gpt2": partial(gpt2, 4, 64, 2, 4, 64, 256),
 }
-# Networks that are no chains: long skips, towers, several losses, an encoder that a decoder reads.
+# Networks that are not chains: long skips, towers, several losses, an encoder that every layer of a decoder reads.
 GRAPH_MODELS: dict[str, Callable[[], Case]] = {
     "unet": MODELS["unet"],
     "pspnet": partial(pspnet, 16),

@@ -1,8 +1,10 @@
-"""Cells of a comparison on a GPU, each in a process of its own: they compile side by side and are measured alone.
+"""The cells of a comparison on a GPU, each in a process of its own: they compile side by side and are measured alone.
 
-Compiling takes minutes, so `--jobs` cells compile at once, as long as the GPU's memory holds them; whoever measures
-stops all others meanwhile (gate.py). A step is forward, loss and backward under bf16 autocast, gradients set to None
-before. Its peak is the most allocated at once above parameters, their gradients, buffers and the batch.
+A cell is one way to take a step of a model, and becomes one row. Compiling takes minutes, so `--jobs` cells compile
+at once, as long as the GPU's memory holds them. A process that measures stops all others meanwhile (gate.py).
+
+A step is forward, loss and backward under bf16 autocast, with gradients set to None before. Its peak is the most
+allocated at once above parameters, their gradients, buffers and the batch.
 """
 
 from __future__ import annotations
@@ -29,16 +31,21 @@ import torch
 import torch._inductor.config
 from cases import Case
 from gate import Gate
-from gpu_fit import MIB, NO_LIMIT, Cpu, Gpu, Row, check_models, said
+from rows import MIB, NO_LIMIT, Row, check_models, rows_of, said
+from step_costs import Cpu, Gpu
 
-CONTEXT_BYTES = 700 * MIB  # of GPU memory that a process takes for itself
-PEER_BYTES = 8 << 30  # a guess, not known before it ran; it holds its memory only at its end
-MOST_BYTES = 64 << 30  # for a second try
+CONTEXT_BYTES = 700 * MIB  # GPU memory that every process takes for CUDA itself
+PEER_BYTES = 8 << 30  # a guess of what a peer takes, which is not known before it has run
+MOST_BYTES = 64 << 30  # what a cell is given on its second try, after it ran out of memory
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One way to take a step of a model. `setting` is the peer's ratio or share; ours have a room in bytes."""
+    """One way to take a step of a model, to be measured in a process of its own.
+
+    `setting` is the ratio or share that the kind of cell needs. `room_bytes` is the budget above what is resident,
+    for ours. `held_bytes` is the GPU memory that the process is expected to hold, so that not too many run at once.
+    """
 
     model: str
     how: str
@@ -53,7 +60,7 @@ class Cell:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What a script with cells takes; `--cell` and `--gate` are for the processes that it starts itself."""
+    """The options of a script with cells; `--cell` and `--gate` are for the processes that it starts itself."""
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all rows here, as they come")
     parser.add_argument("--reps", type=int, default=20, help="timed steps of each cell")
     parser.add_argument("--compilations", type=int, default=3, help="plans that a fit may compile, at most")
@@ -62,16 +69,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--beside",
         type=Path,
         metavar="FOLDER",
-        help="other scripts run at the same time with this folder: measure while they wait, share their caches",
+        help="scripts that run at the same time with the same folder share caches, and stop while another measures",
     )
     parser.add_argument(
-        "--memory", type=float, metavar="GIB", help="of the GPU, for cells at work (default: what is free)"
+        "--memory", type=float, metavar="GIB", help="GPU memory for all cells together (default: what is free)"
     )
     parser.add_argument(
         "--with", dest="known", type=Path, metavar="FILE", help="an earlier run's --json, to go on with"
     )
     parser.add_argument(
-        "--again", nargs="+", default=[], metavar="HOW", help="of those, measure this kind or row again"
+        "--again", nargs="+", default=[], metavar="HOW", help="rows or kinds of --with to measure again all the same"
     )
     parser.add_argument(
         "--inductor",
@@ -79,7 +86,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=setting,
         default=[],
         metavar="NAME=NUMBER",
-        help="settings of Inductor, to try them",
+        help="settings of Inductor to try",
     )
     parser.add_argument("--tiny", action="store_true", help="small models on the CPU, to try the script")
     parser.add_argument("--show", nargs="+", type=Path, metavar="FILE", help="the table of earlier --json files")
@@ -88,7 +95,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def setting(text: str) -> tuple[str, int]:
-    """As `realize_reads_threshold=16`."""
+    """A setting of Inductor as it is written on the command line: `realize_reads_threshold=16`."""
     name, _, number = text.partition("=")
     if not hasattr(torch._inductor.config, name):
         raise argparse.ArgumentTypeError(f"Inductor has no setting {name!r}")
@@ -96,7 +103,7 @@ def setting(text: str) -> tuple[str, int]:
 
 
 def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace, models: Collection[str]) -> None:
-    """Stop where they make no sense; read the rows that `--with` names."""
+    """Stop the script where options make no sense. `options.known` becomes the rows of `--with` that stand."""
     known = rows_of(options.known) if options.known else []
     options.known = [row for row in known if not {row.kind, row.how}.intersection(options.again)]
     check_models(parser, options.models, models)
@@ -105,13 +112,9 @@ def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace, 
             parser.error(f"--{name}: must be at least 1")
 
 
-def rows_of(*paths: Path) -> list[Row]:
-    return [Row(**row) for path in paths for row in json.loads(path.read_text())["rows"]]
-
-
 @contextmanager
 def floor_for(script: str, options: argparse.Namespace) -> Iterator[Floor]:
-    """In a folder of its own, which is gone afterwards, or in one that others share."""
+    """A floor in a folder of its own, which is deleted afterwards, or in the folder of `--beside`."""
     if options.beside is not None:
         options.beside.mkdir(parents=True, exist_ok=True)
         yield Floor(script, options, options.beside)
@@ -121,17 +124,21 @@ def floor_for(script: str, options: argparse.Namespace) -> Iterator[Floor]:
 
 
 class Floor:
-    """Where cells work side by side, each in a process of its own: no more than there are jobs and memory for."""
+    """Where cells work side by side, each in a process of its own: no more than there are jobs and memory for.
+
+    `script` runs one cell when it is called with `--cell`. `folder` is where the processes find each other's gate and
+    caches.
+    """
 
     def __init__(self, script: str, options: argparse.Namespace, folder: Path) -> None:
-        self.script = script  # runs a cell when it gets `--cell`
+        self.script = script
         self.options = options
         self.folder = folder
-        self.free = options.jobs, memory_for_cells(options.memory)
+        self.free = options.jobs, memory_for_cells(options.memory)  # jobs and bytes that are not taken
         self.changed = Condition()
 
     def run_all(self, cells: Sequence[Cell], known: Mapping[str, Row]) -> Iterator[Row]:
-        """In the order in which they end, those known first."""
+        """The rows of all cells: first those known from an earlier run, then the others in the order they end."""
         waiting = [cell for cell in cells if cell.how not in known]
         yield from (known[cell.how] for cell in cells if cell.how in known)
         if waiting:
@@ -144,8 +151,9 @@ class Floor:
         return known[cell.how] if cell.how in known else self.run(cell)
 
     def run(self, cell: Cell) -> Row:
+        """The row of one cell. Where it failed, others may have taken its memory: it gets more for a second try."""
         row = self._run(cell)
-        if (row.error or "out of memory" in row.note) and cell.held_bytes < MOST_BYTES:  # too many beside it
+        if (row.error or "out of memory" in row.note) and cell.held_bytes < MOST_BYTES:
             row = self._run(replace(cell, held_bytes=MOST_BYTES))
         return row
 
@@ -160,6 +168,7 @@ class Floor:
 
     @contextmanager
     def _place(self, cell: Cell) -> Iterator[None]:
+        """Wait until a job and the cell's memory are free. An empty floor takes any cell, however large."""
         need = 1, cell.held_bytes + CONTEXT_BYTES
         with self.changed:
             self.changed.wait_for(lambda: self._is_empty or all(map(operator.le, need, self.free)))
@@ -185,7 +194,7 @@ class Floor:
         if self.options.inductor:
             command += ["--inductor", *(f"{name}={number}" for name, number in self.options.inductor)]
         caches = self.folder
-        if cell.kind == "alone":  # nor does it find what another has compiled or measured
+        if cell.kind == "alone":  # it must not find what another cell has compiled or measured
             caches = Path(tempfile.mkdtemp(dir=self.folder))
             settings = {"ELBOWROOM_CACHE": f"{caches}/elbowroom"}
         else:
@@ -198,6 +207,7 @@ class Floor:
 
 
 def memory_for_cells(wish: float | None) -> int:
+    """Bytes of the GPU for all cells together: as `--memory` says in GiB, or what is free."""
     if wish is not None:
         return int(wish * 2**30)
     return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else sys.maxsize
@@ -209,7 +219,7 @@ def memory_for_cells(wish: float | None) -> int:
 def run_cell(
     options: argparse.Namespace, makers: Mapping[str, Callable[[], Case]], run: Callable[[Bench, Cell], Row]
 ) -> int:
-    """The cell named by `--cell`, in a process of its own; the last line printed is the row."""
+    """Run the cell of `--cell`: this process is its own. The last line that it prints is the row, as JSON."""
     cell = Cell(**json.loads(options.cell))
     gate = Gate(options.gate)
     gate.enter()
@@ -225,11 +235,13 @@ def run_cell(
     except Exception as failure:
         row = Row(cell.model, cell.how, cell.kind, cell.room_bytes, error=said(failure))
     print(json.dumps(asdict(row)), flush=True)
-    os._exit(0)  # compiler processes need not be waited for
+    os._exit(0)  # without waiting for the compiler's processes
 
 
 @dataclass
 class Bench:
+    """A model on a device, in the process of one cell: takes and measures its steps."""
+
     case: Case
     device: Any
     gate: Gate
@@ -237,7 +249,7 @@ class Bench:
     compilations: int
 
     def __post_init__(self) -> None:
-        """Parameters, buffers, batch as they are, and gradients to come."""
+        """Count what is resident: parameters, buffers, the batch, and gradients, which are only there meanwhile."""
         for parameter in self.case.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         self.resident_bytes = self.device.resident_bytes(self.case)
@@ -245,7 +257,7 @@ class Bench:
             parameter.grad = None
 
     def first(self, call: Callable[..., torch.Tensor]) -> float:
-        """Seconds that the first step takes."""
+        """Take the first step, which compiles; returns the seconds that it took."""
         started = time.perf_counter()
         with memory_handed_back():
             self.step(call)
@@ -254,7 +266,8 @@ class Bench:
             return time.perf_counter() - started
 
     def measure(self, call: Callable[..., torch.Tensor]) -> dict[str, Any]:
-        """What a step costs. Whatever is allocated besides the resident state counts, between steps, too."""
+        """What a step costs, as fields of a row. All that is allocated besides the resident state counts into the
+        peak, also what is held between steps."""
         with alone(self.gate):
             cost = self.device.measure(partial(self.step, call), self.case, self.reps)
         peak = cost.resident_bytes + cost.peak_bytes - self.resident_bytes
@@ -269,14 +282,14 @@ class Bench:
 
 
 def run_fitted(bench: Bench, cell: Cell) -> tuple[Row, Any]:
-    """elbowroom within the cell's room, or without a limit; the row, and the plan that ran."""
+    """elbowroom within the cell's room, or without a limit if it has none: the row, and the plan that ran."""
     from elbowroom.api import fit
 
     case, device = bench.case, bench.device
     budget = NO_LIMIT if cell.room_bytes is None else bench.resident_bytes + cell.room_bytes
     started = time.perf_counter()
     wishes = {"loss": case.loss, "kernels": cell.kernels, "compilations": bench.compilations}
-    with device.autocast(), warnings.catch_warnings(record=True) as said_so:
+    with device.autocast(), warnings.catch_warnings(record=True) as warned:
         model = fit(case.model, *case.inputs, case.target, budget=budget, **wishes)
     seconds = time.perf_counter() - started + bench.first(model)
     cost = bench.measure(model)
@@ -292,22 +305,23 @@ def run_fitted(bench: Bench, cell: Cell) -> tuple[Row, Any]:
         predicted_bytes=plan.peak_bytes - bench.resident_bytes,
         within_budget=bench.resident_bytes + cost["peak_bytes"] <= plan.budget_bytes,
         seconds=seconds,
-        note=" ".join([how_it_runs(entry), *(str(each.message) for each in said_so if entry.instead is not None)]),
-        tried=[] if entry.trials is None else [told(tried) for tried in entry.trials.known],
+        note=" ".join([how_it_runs(entry), *(str(each.message) for each in warned if entry.instead is not None)]),
+        tried=[] if entry.trials is None else [tried_as_json(tried) for tried in entry.trials.known],
     )
     return row, plan
 
 
 def how_it_runs(entry: Any) -> str:
-    if entry.instead is not None or entry.regions[0].captured.cones is None:
+    """In words: how many programs were compiled for a session's entry, and whether its CUDA graphs are replayed."""
+    if entry.instead is not None or not entry.graphs[0].measured.is_fused:
         return "PyTorch's kernels"
-    tried = {tuple(id(plan.program) for plan in tried.planned) for tried in entry.trials.known}
-    recorded = any(region.programs[region.current][1].recorder is not None for region in entry.regions)
-    return f"{len(tried)} compiled, {'replayed' if recorded else 'launched'}"
+    compiled = {tuple(id(plan.program) for plan in tried.planned) for tried in entry.trials.known}
+    recorded = any(region.programs[region.current].recorder is not None for region in entry.regions)
+    return f"{len(compiled)} compiled, {'replayed' if recorded else 'launched'}"
 
 
-def told(tried: Any) -> dict[str, Any]:
-    """Of recordings, what was expected of their pool."""
+def tried_as_json(tried: Any) -> dict[str, Any]:
+    """A program that was measured on trial: what was predicted of it, and what it took."""
     (plan,) = tried.planned
     predicted = {"predicted_bytes": plan.prediction.peak_bytes, "predicted_ms": 1e3 * plan.prediction.time_s}
     measured = {"peak_bytes": tried.peak_bytes, "ms": 1e3 * tried.time_s, "recorded": tried.recorded}
@@ -317,8 +331,13 @@ def told(tried: Any) -> dict[str, Any]:
 
 
 def measure_alone(gate: Gate) -> None:
-    """Have elbowroom's own measurements disturbed by nobody. Once in a process: a gate does not open twice."""
-    from elbowroom.execute import rehearsal, session
+    """Wrap the functions with which elbowroom measures, so that all other processes stop meanwhile.
+
+    Each is replaced in the modules that call it. To be called once in a process: a function that is wrapped twice
+    would wait for itself at the gate.
+    """
+    from elbowroom.execute import rehearsal
+    from elbowroom.session import planning, session
 
     def within(place: Callable[[], Any], function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -327,7 +346,8 @@ def measure_alone(gate: Gate) -> None:
 
         return call
 
-    session.measure_region = within(partial(alone, gate), session.measure_region)
+    for module in (session, planning):
+        module.measured = within(partial(alone, gate), module.measured)
     rehearsal.in_a_row = within(gate.alone, rehearsal.in_a_row)
     rehearsal.kernels_and_host = within(gate.alone, rehearsal.kernels_and_host)
     rehearsal.launched = within(memory_handed_back, rehearsal.launched)
@@ -336,13 +356,14 @@ def measure_alone(gate: Gate) -> None:
 
 @contextmanager
 def alone(gate: Gate) -> Iterator[None]:
+    """All other processes stop, and afterwards they get the memory that this one does not need."""
     with gate.alone(), memory_handed_back():
         yield
 
 
 @contextmanager
 def memory_handed_back() -> Iterator[None]:
-    """Others compile beside this process, and need the memory that its allocator would keep."""
+    """Empty the allocator's cache afterwards: processes that compile beside this one need the memory."""
     try:
         yield
     finally:

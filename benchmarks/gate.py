@@ -1,4 +1,4 @@
-"""Lets processes work side by side on one machine and measure alone: whoever measures stops all others meanwhile."""
+"""A gate for processes that work side by side on one machine: the one that measures stops all others meanwhile."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_SETTLING_S = 0.1  # until work that others have queued on the GPU is done
+_SETTLING_S = 0.1  # after which the GPU has done what the others had queued before they stopped
 
 
 class Gate:
-    """Shared through a folder in which every process of the run has a file named after its number."""
+    """The processes of a run share a folder, in which each has a file named after its process number."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -24,6 +24,7 @@ class Gate:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
+        """Wait until nobody else measures, then stop all other processes until the block ends."""
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             others = self._others()
@@ -35,7 +36,7 @@ class Gate:
                 _send(signal.SIGCONT, others)
 
     def _others(self) -> list[int]:
-        """All processes of the run but this one and its own children."""
+        """The numbers of all other processes of the run and of their children, but not of this one's children."""
         members = {int(file.name) for file in self.folder.iterdir() if file.name.isdigit()} - {os.getpid()}
         children: dict[int, list[int]] = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):

@@ -3,12 +3,16 @@
     python benchmarks/gpu_compile.py --models gpt2-medium resnet101 [--json FILE] [--plot FILE] [--jobs 8]
     python benchmarks/gpu_compile.py --tiny | --show FILE… [--plot FILE]
 
-For each model the peers (`torch.compile` of model and loss; the same with PyTorch's own
-`activation_memory_budget`; the same with the first blocks under `checkpoint`), and elbowroom within the memory of
-each of them, and within less than any reaches. Cells compile side by side and are measured alone (cells.py, where it
-says what a step and its peak are). With `--alone`, `torch.compile` and a first fit are run before, one after the
-other, to compare how long they take to compile. A run that was cut short goes on with `--with` and its `--json`.
-Caches are empty when a run begins; its cells share them, but for those alone.
+The peers are `torch.compile` of model and loss, the same with PyTorch's own `activation_memory_budget`, and the same
+with the first blocks under `checkpoint`. elbowroom gets the memory of each of them as its budget, and for some models
+less than any of them reaches.
+
+Cells compile side by side and are measured alone; cells.py says what a step and its peak are. With `--alone`,
+`torch.compile` and a first fit also run before all others, one after the other, to compare how long they take to
+compile. Caches are empty when a run begins; its cells share them, except those that run alone. A run that was cut
+short goes on with `--with` and the file of its `--json`.
+
+The kinds of rows: compile, budget and blocks (see `PEERS`), ours, and alone.
 """
 
 from __future__ import annotations
@@ -18,13 +22,12 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import gpu_fit
 import torch
 from cases import MODELS, TINY_MODELS, Case
 from cells import (
@@ -35,20 +38,21 @@ from cells import (
     check_options,
     floor_for,
     measure_alone,
-    rows_of,
     run_cell,
     run_fitted,
 )
-from gpu_fit import MIB, Book, Row, checkpointed, fastest, open_book
+from hand_checkpoints import checkpointed
+from row_tables import listed, row_cells, show
+from rows import MIB, Book, Row, fastest, open_book, rows_of
 from torch._functorch import config as functorch_config
 
-RATIOS = (0.5, 0.2, 0.05)
-CHECKPOINTED = (1 / 3, 2 / 3, 1.0)  # of the blocks, the first ones
-EXTRA_MIB = {"gpt2-medium": (8192, 6500), "resnet101": (1800,)}  # lower than any peer reaches
+RATIOS = (0.5, 0.2, 0.05)  # values of `activation_memory_budget`
+CHECKPOINTED = (1 / 3, 2 / 3, 1.0)  # shares of the blocks that are checkpointed, counted from the first
+EXTRA_MIB = {"gpt2-medium": (8192, 6500), "resnet101": (1800,)}  # rooms that are lower than any peer reaches
 PEERS = {"compile": "torch.compile", "budget": "activation_memory_budget", "blocks": "checkpointed blocks"}
 PLAIN, FIRST = PEERS["compile"], "elbowroom, first fit"
-ALONE = 0.6  # of what `torch.compile` takes, for the fit that is timed alone
-NOISE = 0.02
+ALONE = 0.6  # share of the peak of `torch.compile` that the fit gets whose compilation is timed alone
+NOISE = 0.02  # times that differ by less than this share count as equal
 PLOTS_WIDE = 3
 
 
@@ -101,13 +105,13 @@ def run_models(floor: Floor, options: argparse.Namespace, book: Book) -> None:
 
 
 def run_model(name: str, floor: Floor, options: argparse.Namespace, book: Book) -> None:
-    """All rows of one model: each peer, and ours within its memory as soon as that is known."""
+    """Add all rows of one model to the book: each peer, and ours within its memory as soon as that is known."""
     known = {row.how: row for row in options.known if row.model == name and row.ms and row.kind != "alone"}
     peers = [cell for cell in peer_cells(name) if options.peers is None or cell.kind in options.peers]
     if not peers:
         return
     extra = EXTRA_MIB.get(name, ()) if options.extra is None else options.extra
-    ours: dict[int, Future[Row]] = {}  # by room: some peers reach the same
+    ours: dict[int, Future[Row]] = {}  # by room, because peers that need the same room share one measurement
     lock = Lock()
 
     def run_ours(how: str, room: int, held: int) -> None:
@@ -141,7 +145,10 @@ def peer_cells(name: str) -> Iterator[Cell]:
 
 
 def compared(rows: Sequence[Row]) -> Iterator[Row]:
-    """Ours with the best peer that needs no more memory. Model by model, peers first, then ours from the largest."""
+    """All rows in the order of the table; ours also get the best peer that needs no more memory.
+
+    Model by model, the peers come first, then ours from the largest room to the smallest.
+    """
     peers = [row for row in rows if row.kind not in ("ours", "alone") and row.ms]
     models = list(dict.fromkeys(row.model for row in rows))
     for row in sorted(rows, key=lambda row: (models.index(row.model), row.kind == "ours", -(row.room_bytes or 0))):
@@ -153,6 +160,7 @@ def compared(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def run(bench: Bench, cell: Cell) -> Row:
+    """Measure one cell, in its own process."""
     if cell.kind != "ours" and cell.how != FIRST:
         return run_peer(bench, cell)
     measure_alone(bench.gate)
@@ -168,7 +176,8 @@ def run_peer(bench: Bench, cell: Cell) -> Row:
     return Row(cell.model, cell.how, cell.kind, **cost, seconds=seconds)
 
 
-def peer_setting(case: Case, cell: Cell) -> Any:
+def peer_setting(case: Case, cell: Cell) -> AbstractContextManager[Any]:
+    """What to enter around a peer's steps, so that it saves memory in its way."""
     if cell.kind == "budget":
         return functorch_config.patch(activation_memory_budget=cell.setting)
     if cell.kind == "blocks":
@@ -181,8 +190,9 @@ def peer_setting(case: Case, cell: Cell) -> Any:
 
 
 def finish(rows: Sequence[Row], plot: Path | None) -> int:
+    """Print everything. The exit status is 1 if something failed or went over its budget."""
     rows = list(compared(rows))
-    gpu_fit.show([gpu_fit.cells(row) for row in rows if row.kind != "alone"])
+    show([row_cells(row) for row in rows if row.kind != "alone"])
     print("Budget, peak and predicted: above parameters, gradients and batch. vs best peer: its time over ours.\n")
     print("\n".join(summary(rows)), flush=True)
     if plot is not None:
@@ -193,9 +203,9 @@ def finish(rows: Sequence[Row], plot: Path | None) -> int:
 def summary(rows: Sequence[Row]) -> Iterator[str]:
     ours = [row for row in rows if row.kind == "ours" and row.ms is not None]
     over = [row for row in ours if row.within_budget is False]
-    yield f"Over budget: {len(over)} of {len(ours)} cells{gpu_fit.listed(over, lambda row: f'{row.over_bytes:,} B')}"
+    yield f"Over budget: {len(over)} of {len(ours)} cells{listed(over, lambda row: f'{row.over_bytes:,} B')}"
     slower = [row for row in ours if row.vs_peer is not None and row.vs_peer < 1]
-    yield f"Slower than the best peer within the budget: {len(slower)} cells" + gpu_fit.listed(
+    yield f"Slower than the best peer within the budget: {len(slower)} cells" + listed(
         slower, lambda row: f"{row.vs_peer:.3f} of the speed of {row.best_peer}"
     )
     for kind, name in PEERS.items():
@@ -211,7 +221,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def matched(rows: Sequence[Row], kind: str) -> Iterator[float]:
-    """A peer's time over ours within its memory."""
+    """For each peer of a kind, its time divided by ours within its memory."""
     for peer in rows:
         for row in rows:
             if peer.kind == kind and row.model == peer.model and row.how == f"elbowroom as {peer.how}" and row.ms:
@@ -219,6 +229,7 @@ def matched(rows: Sequence[Row], kind: str) -> Iterator[float]:
 
 
 def rising(ours: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+    """All pairs of rows of the same model whose second has more room than the first."""
     for a in ours:
         yield from ((a, b) for b in ours if a.model == b.model and a.room_bytes < b.room_bytes)
 

@@ -3,12 +3,17 @@
     python benchmarks/gpu_graphs.py --whole --json FILE [--models unet clip_b16 …] [--kernels torch] [--jobs 8]
     python benchmarks/gpu_graphs.py --tiny | --show FILE…
 
-For each model, for PyTorch's kernels and for fused ones: first everything saved, then a plan within a half and within
-35 % of that peak, as `fit` makes it and as a tool for chains would: cut only where one value crosses. With `--whole`
-also one whose stages are moreover saved whole or not at all, as `checkpoint_sequential` and rotor do. Where nothing
-of a chain's fits, its time within the least that it needs is taken, and said so. Cells compile side by side and are
-measured alone (cells.py, where it says what a step and its peak are). A run that was cut short goes on with `--with`
-and its `--json`.
+For each model, with PyTorch's kernels and with fused ones, the first cell saves everything. The others are plans
+within 50 % and within 35 % of that cell's peak:
+
+- graph: as `fit` makes them;
+- chain: as a tool for chains would make them, which cuts a model only where a single value crosses;
+- whole, with `--whole`: as a chain, and every stage is saved whole or not at all, as by `checkpoint_sequential` and
+  rotor.
+
+Where no plan of a chain fits, the chain gets the least memory that it needs, and the table says so. Cells compile
+side by side and are measured alone; cells.py says what a step and its peak are. A run that was cut short goes on with
+`--with` and the file of its `--json`.
 """
 
 from __future__ import annotations
@@ -21,8 +26,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
+from unittest import mock
 
-import gpu_fit
 from cases import GRAPH_MODELS, TINY_GRAPH_MODELS
 from cells import (
     Bench,
@@ -32,20 +37,21 @@ from cells import (
     check_options,
     floor_for,
     measure_alone,
-    rows_of,
     run_cell,
     run_fitted,
 )
-from gpu_fit import Book, Row, mib, number, open_book
+from row_tables import HEADINGS as ROW_HEADINGS
+from row_tables import listed, number, row_cells, show
+from rows import Book, Row, mib, open_book, rows_of
 
 KERNELS = "torch", "inductor"
-SHARES = 0.5, 0.35  # of the peak with everything saved
+SHARES = 0.5, 0.35  # of the peak with everything saved: the room of the plans that are compared
 PLANS = {"graph": "as fit plans", "chain": "as a chain", "whole": "as a chain, stages whole"}
 EVERYTHING = "everything saved"
-EVERYTHING_BYTES = 24 << 30  # a guess, not known before it ran
-FASTER = 1.05
-NOISE = 0.01
-TRIES = 3  # at a chain's least budget: a compiled program may take more than predicted
+EVERYTHING_BYTES = 24 << 30  # a guess of what the first cell of a model takes, which is not known before it has run
+FASTER = 1.05  # times as fast: from here on a model counts as faster
+NOISE = 0.01  # times that differ by less than this share count as equal
+TRIES = 3  # how often a chain may ask for more memory: its compiled program may take more than was predicted
 
 
 def main() -> int:
@@ -82,7 +88,7 @@ def parse() -> argparse.Namespace:
 
 
 def run_series(name: str, kernels: str, floor: Floor, options: argparse.Namespace, book: Book) -> None:
-    """All rows of one model with one kind of kernels."""
+    """Add all rows of one model with one kind of kernels to the book."""
     known = {row.how: row for row in options.known if row.model == name and row.ms}
     plain_cell = Cell(name, f"{kernels}: {EVERYTHING}", "plain", held_bytes=EVERYTHING_BYTES, kernels=kernels)
     (plain,) = (book.add(row) for row in floor.run_all([plain_cell], known))
@@ -93,7 +99,10 @@ def run_series(name: str, kernels: str, floor: Floor, options: argparse.Namespac
 
 
 def cells_within(plain: Row, kernels: str, plans: Sequence[str]) -> Iterator[Cell]:
-    """Every cell may come to need as much as plain execution does: a chain's, where nothing of it fits."""
+    """The cells of plans within shares of the peak of `plain`.
+
+    Each is expected to hold as much memory as plain execution: a chain that does not fit gets as much as it needs.
+    """
     held = plain.resident_bytes + plain.peak_bytes
     for share in SHARES:
         room = int(share * plain.peak_bytes)
@@ -103,13 +112,14 @@ def cells_within(plain: Row, kernels: str, plans: Sequence[str]) -> Iterator[Cel
 
 
 def run(bench: Bench, cell: Cell) -> Row:
+    """Measure one cell, in its own process."""
     measure_alone(bench.gate)
     with planned_as(cell.kind), no_other_kernels():
         return run_or_least(bench, cell)
 
 
 def run_or_least(bench: Bench, cell: Cell) -> Row:
-    """Within the cell's room; if nothing fits, within the least that does, which the row then has."""
+    """Measure within the cell's room; if no plan fits, within the least that has one, which the row then names."""
     from elbowroom.errors import BudgetTooSmall
 
     room, least = cell.room_bytes, None
@@ -126,29 +136,24 @@ def run_or_least(bench: Bench, cell: Cell) -> Row:
 
 @contextmanager
 def planned_as(kind: str) -> Iterator[None]:
-    """Have `fit` plan as a tool for chains would, if the kind of plan is one of theirs."""
-    from elbowroom.execute import session
+    """Have `fit` plan as a tool for chains would, if the cell is of kind chain or whole."""
+    from elbowroom.session import planning
 
-    own = session.Planner
-    if kind in ("chain", "whole"):
-        session.Planner = partial(own, as_chain=True, whole_stages=kind == "whole")
-    try:
+    if kind not in ("chain", "whole"):
         yield
-    finally:
-        session.Planner = own
+        return
+    as_chain = partial(planning.Planner, as_chain=True, whole_stages=kind == "whole")
+    with mock.patch.object(planning, "Planner", as_chain):
+        yield
 
 
 @contextmanager
 def no_other_kernels() -> Iterator[None]:
-    """Where compiled programs do not fit, `fit` would take PyTorch's kernels; here it says what would be enough."""
-    from elbowroom.session.session import Session
+    """Where compiled programs do not fit, have `fit` say what would be enough, and not take PyTorch's kernels."""
+    from elbowroom.session import session
 
-    own = Session._plan_fused
-    Session._plan_fused = lambda self, args, kwargs: self._plan(self._record(args, kwargs), args, kwargs)
-    try:
+    with mock.patch.object(session, "fused_or_plain", lambda fused, plain, say: fused()):
         yield
-    finally:
-        Session._plan_fused = own
 
 
 # --- showing -------------------------------------------------------------------------------------------------
@@ -158,7 +163,7 @@ HEADINGS = "model", "kernels, share", "room MiB", "everything ms", "fit ms", "ch
 
 @dataclass(frozen=True)
 class Pair:
-    """A plan as `fit` makes it, and a chain's for the same model, kernels and share."""
+    """The row of a plan as `fit` makes it, and of a chain's plan for the same model, kernels and share."""
 
     graph: Row
     chain: Row
@@ -169,31 +174,32 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """Above 1, `fit`'s is faster."""
+        """The chain's time divided by that of `fit`: above 1, `fit` is faster."""
         return self.chain.ms / self.graph.ms
 
     @property
     def fastest_ratio(self) -> float:
-        """The same of the fastest steps, in which no host was disturbed."""
+        """The same between the fastest steps of both, in which other work did not disturb the host."""
         return self.chain.fastest_ms / self.graph.fastest_ms
 
 
 def point(row: Row) -> str:
-    """Kernels and share: what a graph's and a chain's rows have in common."""
+    """Kernels and share, as `torch 50%`: what the rows of `fit` and of the chain have in common."""
     return row.how.partition(":")[0]
 
 
 def pairs(rows: Sequence[Row], kind: str) -> list[Pair]:
-    """Both measured, and `fit`'s within the room that was asked for."""
+    """All points where both were measured, and the plan of `fit` is within the room that was asked for."""
     chains = {(row.model, point(row)): row for row in rows if row.kind == kind and row.ms}
     graphs = [row for row in rows if row.kind == "graph" and row.ms and row.least_bytes is None]
     return [Pair(row, chains[key]) for row in graphs if (key := (row.model, point(row))) in chains]
 
 
 def finish(rows: Sequence[Row]) -> int:
+    """Print everything. The exit status is 1 if something failed or went over its budget."""
     rows = sorted(rows, key=lambda row: (row.model, row.how))
-    gpu_fit.show([gpu_fit.cells(row)[:-1] for row in rows], gpu_fit.HEADINGS[:-1])
-    gpu_fit.show(list(ratios(rows)), HEADINGS)
+    show([row_cells(row)[:-1] for row in rows], ROW_HEADINGS[:-1])
+    show(list(ratios(rows)), HEADINGS)
     print("Room, peak and predicted: above parameters, gradients and batch. Ratio: a chain's time over fit's.")
     print("(…): it does not fit, and takes that long within as many MiB as it needs at least.\n")
     print("\n".join(summary(rows)), flush=True)
@@ -201,6 +207,7 @@ def finish(rows: Sequence[Row]) -> int:
 
 
 def ratios(rows: Sequence[Row]) -> Iterator[list[str]]:
+    """The lines of the second table, whose columns are `HEADINGS`."""
     plain = {(row.model, point(row)): row.ms for row in rows if row.kind == "plain"}
     others = {kind: {(pair.graph.model, point(pair.graph)): pair for pair in pairs(rows, kind)} for kind in PLANS}
     for row in rows:
@@ -221,7 +228,7 @@ def told_ms(row: Row) -> str:
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
     over = [row for row in rows if row.within_budget is False]
-    yield f"Over budget: {len(over)} of {len(rows)} cells{gpu_fit.listed(over, lambda row: f'{row.over_bytes:,} B')}"
+    yield f"Over budget: {len(over)} of {len(rows)} cells{listed(over, lambda row: f'{row.over_bytes:,} B')}"
     for kernels in KERNELS:
         for kind in ("chain", "whole"):
             found = [pair for pair in pairs(rows, kind) if pair.kernels == kernels]
@@ -231,7 +238,11 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def compared(kernels: str, kind: str, found: Sequence[Pair]) -> str:
-    """A chain that needs more memory than there is and takes longer all the same is slower; else it is left out."""
+    """The summary of one kind of chain, by the median steps and by the fastest ones.
+
+    Points where the chain does not fit are left out of "at least as fast". They do count as "faster" where the chain,
+    although it had more memory, took longer.
+    """
     fitting = [pair for pair in found if pair.chain.least_bytes is None]
     unfit = models_of([pair for pair in found if pair.chain.least_bytes is not None])
     told = []

@@ -3,8 +3,8 @@
     python benchmarks/gpu_ops.py --models pspnet [--room MIB] [--most 20]
     python benchmarks/gpu_ops.py --tiny
 
-For plans with PyTorch's kernels, where each operator runs by itself; with everything saved, or within a room above
-the resident state. The largest differences come first: they are what to explain.
+The plan is one with PyTorch's kernels, where each operator runs by itself. It saves everything, or with `--room` it
+stays within so many MiB above the resident state. The largest differences come first: they are what to explain.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import gpu_fit
 import torch
 from cases import GRAPH_MODELS, MODELS, TINY_GRAPH_MODELS, TINY_MODELS, Case
-from gpu_fit import MIB, NO_LIMIT, WARM_UPS, Device, check_models, device_for, number
+from row_tables import number, show
+from rows import MIB, NO_LIMIT, check_models
+from step_costs import WARM_UPS, Device, device_for
 
-STEPS = 3
+STEPS = 3  # that the profiler watches
 HEADINGS = "model", "operator", "runs", "predicted ms", "measured ms", "difference"
 
 
@@ -39,7 +40,7 @@ def main() -> int:
         told = [[name, op, str(runs), *map(number, (p, m, p - m))] for op, runs, p, m in rows[: options.most]]
         total = [sum(row[place] for row in rows) for place in (1, 2, 3)]
         told.append([name, "all", str(total[0]), *map(number, (*total[1:], total[1] - total[2]))])
-        gpu_fit.show(told, HEADINGS)
+        show(told, HEADINGS)
     return 0
 
 
@@ -63,7 +64,7 @@ def all_models(tiny: bool) -> dict[str, Any]:
 
 
 def compared(case: Case, device: Device, room_mib: float | None) -> Iterator[tuple[str, int, float, float]]:
-    """Each kind of operator: how often it runs, and its milliseconds in a step, predicted and measured."""
+    """By kind of operator: its name, how often it runs, its milliseconds in a step as predicted and as measured."""
     from elbowroom.api import fit
 
     case.model.train()
@@ -85,27 +86,28 @@ def step(model: Any, case: Case, device: Device) -> None:
 
 
 def predictions(session: Any) -> tuple[Counter[str], Counter[str]]:
-    """How often each kind of operator runs, and its seconds."""
+    """By kind of operator, how often it runs in a step and the seconds that this was predicted to take."""
     runs: Counter[str] = Counter()
     seconds: Counter[str] = Counter()
     (entry,) = session.entries.values()
-    for region in entry.regions:
-        ops = region.captured.graph.ops
-        for instruction in (*region.program.forward, *region.program.backward):
-            if ops[instruction.op].time and instruction.viewed_in is None:
-                name = profilers_name(ops[instruction.op].target)
+    for graph in entry.graphs:
+        ops, program = graph.measured.captured.graph.ops, graph.region.program
+        for run in (*program.forward_runs, *program.backward_runs):
+            if ops[run.op].time and run.viewed_in is None:
+                name = profilers_name(ops[run.op].target)
                 runs[name] += 1
-                seconds[name] += ops[instruction.op].time
+                seconds[name] += ops[run.op].time
     return runs, seconds
 
 
 def profilers_name(target: str) -> str:
+    """What the profiler calls an operator: `aten::mm` for `aten.mm.default`."""
     namespace, _, name = target.partition(".")
     return f"{namespace}::{name.partition('.')[0]}"
 
 
 def profiled(call: Any, device: Device) -> Counter[str]:
-    """Seconds of a step by operator. What one calls inside counts as its own, and under its own name, too."""
+    """Seconds of a step by operator. An operator that another one calls counts twice: for its caller, and itself."""
     for _ in range(WARM_UPS):
         call()
     activity = torch.profiler.ProfilerActivity

@@ -2,7 +2,7 @@
 
     python benchmarks/graphs.py [--nodes 12 20 30 40]
 
-Every graph is a chain with some edges that skip up to five nodes. `milp` is asked up to 60 nodes.
+Every graph is a chain with some edges that skip up to five nodes. `milp` takes only graphs of up to 60 nodes.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def main() -> None:
 
 
 def with_skips(count: int) -> Graph:
+    """A chain of nodes with some more edges; the same count always gives the same graph."""
     rng = Random(count)
     chain = [(i, i + 1) for i in range(count - 1)]
     skips = [(i, j) for j in range(count) for i in range(max(0, j - 6), j - 1) if rng.random() < 0.15]

@@ -3,8 +3,9 @@
     python benchmarks/planned.py [--models unet t5-base …] [--kernels inductor] [--shares 0.5 0.35] [--json FILE]
     python benchmarks/planned.py --tiny
 
-Models are traced at full size on the CPU; nothing of them runs. Operators' times are estimated as for a GPU, by FLOPs
-and bytes moved, so the table shows extra time over saving everything, as predicted, and no milliseconds.
+Models are traced at full size on the CPU, and nothing of them runs. Operators' times are estimated as for a GPU, from
+their FLOPs and the bytes that they move. So the table has no milliseconds, but the extra time over saving everything,
+as predicted.
 """
 
 from __future__ import annotations
@@ -20,27 +21,31 @@ from pathlib import Path
 from statistics import mean
 from unittest import mock
 
-import gpu_fit
 import torch
 from cases import GRAPH_MODELS, MODELS, TINY_GRAPH_MODELS, TINY_MODELS, Case
+from row_tables import show
+from rows import check_models
 
+from elbowroom import devices
 from elbowroom.capture.backend import capture_settings, make_backend
-from elbowroom.capture.values import tensor_bytes
+from elbowroom.capture.joint_graph import Captured
+from elbowroom.capture.traced_values import tensor_bytes
 from elbowroom.execute.region import Looks, Region
-from elbowroom.session.session import measure_region, surroundings
-from elbowroom.measure import estimate
-from elbowroom.measure import fused as fused_costs
+from elbowroom.measure.measured import Measured, measured
 from elbowroom.plan.planner import Planned, Planner
 from elbowroom.plan.values.search import Refiner
+from elbowroom.session.planning import surroundings
 
 KERNELS = "torch", "inductor"
 HEADINGS = "model", "kernels, share", "chain", "stages", "value by value", "least", "stages s", "values s"
-GPU_BYTES_PER_S = 3e12
 
 
 @dataclass(frozen=True)
 class Row:
-    """Extra time over saving everything; None where nothing fits. Seconds are what planning took."""
+    """The extra time of each kind of plan, as a share of the time with everything saved; None where none fits.
+
+    `least` is what no plan can go below. `stages_s` and `values_s` are the seconds that planning took.
+    """
 
     model: str
     kernels: str
@@ -65,7 +70,7 @@ def main() -> int:
                     print(f"{row.model}, {row.kernels}, {row.share:.0%}", file=sys.stderr, flush=True)
         except ModuleNotFoundError as missing:
             print(f"{name} is left out: {missing.name} is not installed", file=sys.stderr, flush=True)
-    gpu_fit.show([cells(row) for row in rows], HEADINGS)
+    show([cells(row) for row in rows], HEADINGS)
     print("Extra time over saving everything, as predicted within a share of its peak; –: does not fit.\n")
     print("\n".join(summary(rows)))
     if options.json:
@@ -85,7 +90,7 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     options.known = {**TINY_MODELS, **TINY_GRAPH_MODELS} if options.tiny else {**MODELS, **GRAPH_MODELS}
     options.models = options.models or list(options.known)
-    gpu_fit.check_models(parser, options.models, options.known)
+    check_models(parser, options.models, options.known)
     return options
 
 
@@ -93,10 +98,11 @@ def parse() -> argparse.Namespace:
 
 
 def planned(name: str, make: Callable[[], Case], kernels: str, shares: list[float]) -> Iterator[Row]:
-    region = traced(make(), fused=kernels == "inductor")
-    graph = region.captured.graph
-    late = {i: tensor_bytes(region.captured.nodes[i]) for i in graph.parameters}
-    around = replace(surroundings(region, loss_inside=True), late=late)
+    """One row for each share of the peak with everything saved. Gradients come late: steps begin without them."""
+    step = estimated(traced(make(), fused=kernels == "inductor"))
+    graph = step.captured.graph
+    late = {i: tensor_bytes(step.captured.nodes[i]) for i in graph.parameters}
+    around = replace(surroundings(step, loss_inside=True, late={}), late=late)
     for share in shares:
         planner, by_stages = Planner(graph, around), Planner(graph, around)
         plain = planner.everything.prediction
@@ -113,30 +119,29 @@ def planned(name: str, make: Callable[[], Case], kernels: str, shares: list[floa
         yield Row(name, kernels, share, extra(chain), extra(without), extra(best), least, stages_s, values_s, method)
 
 
-def traced(case: Case, *, fused: bool) -> Region:
-    """The only graph of a training step, its operators' times estimated as on a GPU."""
+def traced(case: Case, *, fused: bool) -> Captured:
+    """The only graph of a training step."""
     torch._dynamo.reset()
-    regions: list[Region] = []
+    graphs: list[Captured] = []
     looks = Looks()
-    looks.calls = []
+    looks.calls = []  # from now on regions compute outputs only, to look at the model
 
-    def found(region: Region) -> None:
-        region._look = out_of_memory  # then its outputs are zeros, and nothing runs
-        regions.append(region)
+    def unrun(captured: Captured) -> Region:
+        """A region that seems to run out of memory when it is looked at: then its outputs are zeros, at once."""
+        region = Region(captured, looks)
+        region._look = out_of_memory
+        return region
 
     def step(*batch: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             return case.loss(case.model(*batch[:-1]), batch[-1])
 
     case.model.train()
+    backend = make_backend(unrun, lambda region: graphs.append(region.traced), refused, fused=fused)
     with capture_settings(8):
-        torch.compile(step, backend=make_backend(found, refused, looks, fused=fused), dynamic=False)(
-            *case.inputs, case.target
-        )
-    (region,) = regions
-    with as_on_a_gpu():
-        measure_region(region, estimate=True)
-    return region
+        torch.compile(step, backend=backend, dynamic=False)(*case.inputs, case.target)
+    (graph,) = graphs
+    return graph
 
 
 def out_of_memory(arguments: list[object]) -> list[object]:
@@ -147,15 +152,21 @@ def refused(why: str) -> None:
     raise RuntimeError(why)
 
 
+def estimated(graph: Captured) -> Measured:
+    """The graph with the times that its operators would take on a GPU."""
+    with as_on_a_gpu():
+        return measured(graph, estimate=True)
+
+
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
-    """Estimates for a GPU, though what was traced is on the CPU."""
-    speeds = mock.patch.dict(estimate._SPEEDS, cpu=estimate._SPEEDS["cuda"])
-    with speeds, mock.patch.object(fused_costs, "_bytes_per_second", return_value=GPU_BYTES_PER_S):
+    """Have the CPU, where the models are traced, counted as fast as a GPU."""
+    with mock.patch.dict(devices.KINDS, cpu=devices.KINDS["cuda"]):
         yield
 
 
 def timed(planner: Planner, room: int, *, refine: bool) -> tuple[Planned | None, float]:
+    """The best plan within a room, and the seconds that it took to find."""
     started = time.perf_counter()
     return planner.best(room, refine=refine), time.perf_counter() - started
 
@@ -164,8 +175,9 @@ def timed(planner: Planner, room: int, *, refine: bool) -> tuple[Planned | None,
 
 
 def cells(row: Row) -> list[str]:
-    told = [percent(each) for each in (row.chain, row.stages, row.values, row.least)]
-    return [row.model, f"{row.kernels} {row.share:.0%}", *told, f"{row.stages_s:.1f}", f"{row.values_s:.1f}"]
+    """A row as a line of the table with `HEADINGS`."""
+    extra = [percent(each) for each in (row.chain, row.stages, row.values, row.least)]
+    return [row.model, f"{row.kernels} {row.share:.0%}", *extra, f"{row.stages_s:.1f}", f"{row.values_s:.1f}"]
 
 
 def percent(extra: float | None) -> str:

@@ -2,10 +2,12 @@
 
     python benchmarks/solvers.py [--quick | --full] [--method NAME]... [--json PATH] [--plot PATH]
 
-Every measurement is one `solve` in a fresh process. It is warm: a tiny problem of the same kind is solved first,
-so that numba's compiled code is loaded. Memory is the process's peak resident size above what it was then. The
-process that starts the others imports no solver: on Linux a child's peak begins at its parent's (it survives
-exec), and a large parent would hide what the child uses.
+Every measurement is one `solve` in a fresh process. The process is warm: it has solved a tiny problem of the same
+kind before, so that numba's compiled code is loaded. Memory is the process's peak resident size above what it was
+then.
+
+The process that starts the others imports no solver. On Linux a child's peak begins at its parent's, even after exec,
+so a large parent would hide what the child uses.
 """
 
 from __future__ import annotations
@@ -37,21 +39,24 @@ if TYPE_CHECKING:
     from elbowroom.problem import Chain, Join, Stage
 
 SEED = 0
-BUDGET_SHARE = 0.25  # of the store-all peak
-JOIN_SHARE = 1 / 3  # of one slot per value
-TINY = 8  # stages (or steps a branch) of the warm-up
+BUDGET_SHARE = 0.25  # of the store-all peak: the budget of a chain
+JOIN_SHARE = 1 / 3  # of one slot for every value: the budget of a join
+TINY = 8  # stages of the chain, or steps of each branch of the join, that is solved to warm up
 MIB = 2**20
 OUT = Path(__file__).parent / "out" / "solvers.png"
 
 
 class Series(NamedTuple):
-    """A method at growing sizes: stages of a chain, or steps of each branch of a join."""
+    """A method at growing sizes: stages of a chain, or, with more than one branch, steps of each branch of a join.
+
+    `more` are the sizes that `--full` adds.
+    """
 
     method: str
     sizes: tuple[int, ...]
-    more: tuple[int, ...] = ()  # with --full
+    more: tuple[int, ...] = ()
     slots: int | None = None
-    branches: int = 1  # more than one: a join
+    branches: int = 1
 
 
 SERIES = (
@@ -75,7 +80,7 @@ METHODS = tuple(dict.fromkeys(series.method for series in SERIES))
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement to make. Without a budget the method gets its share, if it takes any."""
+    """One measurement to make. Without a budget here, a method that needs one gets `share_of` the problem."""
 
     method: str
     size: int
@@ -184,21 +189,22 @@ def in_new_process(point: Point) -> Measurement:
         reason = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
         return Measurement(point, error=f"{reason}\n  again: {shlex.join(command)}")
     answer = json.loads(done.stdout)
-    if "least_budget" in answer:  # too little for this method: again, in a process that has solved nothing yet
+    if "least_budget" in answer:
+        # The share was too little for this method. Again with its least, in a process that has solved nothing yet.
         return in_new_process(replace(point, budget=answer["least_budget"]))
     return Measurement(point=Point(**answer.pop("point")), **answer)
 
 
 @app.command(hidden=True)
 def measure(point_json: str) -> None:
-    """One measurement, in this process, as JSON on stdout."""
+    """Make one measurement in this process, and print it as JSON."""
     from elbowroom.solve import Options, method_named, solve
 
     point = Point(**json.loads(point_json))
     method = method_named(point.method)
     tiny = problem_of(replace(point, size=TINY))
     least = method.least_budget(tiny, Options(point.slots))
-    for budget in (least, least * 3 // 2):  # tight and roomy: between them they call every kernel
+    for budget in (least, least * 3 // 2):  # a tight and a roomy budget: together they call every kernel
         solve(tiny, budget, point.method, slots=point.slots)
     problem = problem_of(point)
     words = "least"
@@ -224,9 +230,10 @@ def problem_of(point: Point) -> Chain | Join:
 
 
 def random_chain(stages: int) -> Chain:
-    """Outputs of 1 to 16 MiB, saved sets 1 to 6 times as large, times in proportion to those; then the loss.
+    """A chain of random stages and the loss. A shorter chain is the beginning of a longer one.
 
-    Sizes share no divisor, so slots always round. A shorter chain is the beginning of a longer one.
+    Outputs have 1 to 16 MiB, saved sets are 1 to 6 times as large, times are roughly in proportion to saved sets.
+    Sizes have no divisor in common, so a method that counts in slots always has to round.
     """
     from elbowroom.problem import Chain, Stage
 
@@ -244,7 +251,7 @@ def random_chain(stages: int) -> Chain:
 
 
 def share_of(problem: Chain | Join) -> int:
-    """The budget, found without running a schedule: that would take memory and hide some of the solver's."""
+    """A budget, found without running a schedule, which would take memory and so hide some of the solver's."""
     from elbowroom.problem import Join
     from elbowroom.solve.segments import Segments
 
@@ -278,7 +285,7 @@ def table_of(measured: Sequence[Measurement]) -> Table:
 
 
 def growth(before: Measurement | None, now: Measurement) -> str:
-    """x where the seconds grew as size^x since the previous size of the series."""
+    """The exponent x if the seconds grew as size^x since the previous size of the series."""
     if before is None or before.point.series != now.point.series or before.error:
         return "–"
     return f"{math.log(now.seconds / before.seconds) / math.log(now.point.size / before.point.size):.1f}"
@@ -303,7 +310,7 @@ def draw(measured: Sequence[Measurement], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    least_mib = 0.1  # a logarithmic axis has no place for nothing
+    least_mib = 0.1  # less is drawn as this much, because a logarithmic axis has no zero
     figure, (times, memories) = pyplot.subplots(1, 2, figsize=(14, 6), sharex=True, layout="constrained")
     for i, series in enumerate(dict.fromkeys(m.point.series for m in measured)):
         line = [m for m in measured if m.point.series == series]

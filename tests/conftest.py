@@ -43,13 +43,21 @@ def elbowroom(capsys):
 def one_thread():
     """So that parallel tests do not fight.
 
-    For whole modules: models that are fitted once must not see another number of threads, or PyTorch traces them anew.
+    For whole modules: models that are fitted once must not see another number of threads, or they are traced anew.
     """
     torch = pytest.importorskip("torch")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def fresh():
+    """Nothing traced before, and the same random numbers."""
+    torch = pytest.importorskip("torch")
+    torch._dynamo.reset()
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="module")

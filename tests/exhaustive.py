@@ -31,7 +31,7 @@ def least_time_chain(chain: Chain, budget: int, *, persistent: bool = False) -> 
             time_f[i, w], time_b[i, w] = way.forward_time, way.backward_time
     a = np.array([chain.input_bytes, *(s.output_bytes for s in chain.stages)], dtype=np.int64)
     d = np.array([chain.input_gradient_bytes, *(s.gradient_bytes for s in chain.stages)], dtype=np.int64)
-    best = _search(persistent, n, ways, budget, a, d, saved, over_f, over_b, time_f, time_b)
+    best = _search(persistent, n, ways, budget, (a, d, saved, over_f, over_b, time_f, time_b))
     return float("inf") if best >= INF else float(best)
 
 
@@ -43,10 +43,8 @@ def least_time_chain(chain: Chain, budget: int, *, persistent: bool = False) -> 
 
 
 @njit(cache=True)
-def _search(persistent, n, ways, budget, a, d, saved, over_f, over_b, time_f, time_b):
-    base = ways + 1
-    digits = base**n
-    plains = 2 ** (n + 1)
+def _search(persistent, n, ways, budget, costs):
+    digits, plains = (ways + 1) ** n, 2 ** (n + 1)
     tips, no_tip = (n + 2, n + 1) if persistent else (1, 0)
     dist = np.full((n + 1) * plains * digits * tips, INF, dtype=np.int64)
     queue = np.empty(4_000_000, dtype=np.int64)
@@ -56,81 +54,89 @@ def _search(persistent, n, ways, budget, a, d, saved, over_f, over_b, time_f, ti
     head, tail, size = 0, 1, 1
     queue[0] = start
     best = INF
-    new = np.empty(200, dtype=np.int64)
-    new_cost = np.empty(200, dtype=np.int64)
-    way_of = np.zeros(n + 2, dtype=np.int64)
+    new = np.empty((200, 2), dtype=np.int64)
     while size:
         state = queue[head]
         head = (head + 1) % queue.size
         size -= 1
         queued[state] = False
         cost = dist[state]
-        tip = state % tips
-        code = state // tips % digits
-        plain = state // tips // digits % plains
-        g = state // tips // digits // plains
-        if g == 0:
+        if state < plains * digits * tips:  # the gradient of the input is there
             best = min(best, cost)
             continue
-        stored = d[g]
-        rest = code
-        for i in range(1, n + 1):
-            way_of[i] = rest % base
-            rest //= base
-            if way_of[i]:
-                stored += saved[i, way_of[i] - 1]
-        for i in range(n + 1):
-            if plain >> i & 1:
-                stored += a[i]
-        count = 0
-        power = 1
-        for i in range(1, n + 1):
-            has_input = plain >> (i - 1) & 1 or (i > 1 and way_of[i - 1] > 0)
-            if has_input and i <= g and way_of[i] == 0:
-                if not plain >> i & 1 and stored + a[i] + over_f[i, 0] <= budget:  # keep the input
-                    new_tip = i if persistent else no_tip
-                    new[count] = ((g * plains + (plain | 1 << i)) * digits + code) * tips + new_tip
-                    new_cost[count] = cost + time_f[i, 0]
-                    count += 1
-                    if tip == i - 1 if persistent else plain >> (i - 1) & 1:  # let the input go
-                        without = (plain | 1 << i) - (1 << (i - 1))
-                        new[count] = ((g * plains + without) * digits + code) * tips + new_tip
-                        new_cost[count] = cost + time_f[i, 0]
-                        count += 1
-                for w in range(ways):
-                    if saved[i, w] < INF and stored + saved[i, w] + over_f[i, w] <= budget:
-                        without = plain & ~(1 << i)
-                        new[count] = ((g * plains + without) * digits + code + (w + 1) * power) * tips + no_tip
-                        new_cost[count] = cost + time_f[i, w]
-                        count += 1
-            if i == g and has_input and way_of[i] > 0:
-                w = way_of[i] - 1
-                if stored + d[i - 1] + over_b[i, w] <= budget:
-                    kept = plain & ~(1 << i) & ~(1 << (i - 1))
-                    new[count] = (((g - 1) * plains + kept) * digits + code - way_of[i] * power) * tips + no_tip
-                    new_cost[count] = cost + time_b[i, w]
-                    count += 1
-            needed = i < n and way_of[i + 1] > 0 and not plain >> i & 1
-            if not persistent and way_of[i] > 0 and not needed:  # drop a saved set
-                new[count] = ((g * plains + plain) * digits + code - way_of[i] * power) * tips + no_tip
-                new_cost[count] = cost
-                count += 1
-            power *= base
-        for i in range(n + 1):
-            needed = i < n and way_of[i + 1] > 0
-            if not persistent and plain >> i & 1 and not needed:  # drop an activation nothing saved needs
-                new[count] = ((g * plains + plain - (1 << i)) * digits + code) * tips + no_tip
-                new_cost[count] = cost
-                count += 1
+        count = _moves(persistent, n, ways, budget, costs, state, new)
         for k in range(count):
-            if new_cost[k] < dist[new[k]] and new_cost[k] < best:
-                dist[new[k]] = new_cost[k]
-                if not queued[new[k]]:
-                    queued[new[k]] = True
-                    queue[tail] = new[k]
+            there, total = new[k, 0], cost + new[k, 1]
+            if total < dist[there] and total < best:
+                dist[there] = total
+                if not queued[there]:
+                    queued[there] = True
+                    queue[tail] = there
                     tail = (tail + 1) % queue.size
                     size += 1
     return best
+
+
+@njit(cache=True)
+def _moves(persistent, n, ways, budget, costs, state, new):
+    """Where one operation leads from a state and its time, as rows of `new`; returns how many there are."""
+    a, d, saved, over_f, over_b, time_f, time_b = costs
+    base, digits, plains = ways + 1, (ways + 1) ** n, 2 ** (n + 1)
+    tips, no_tip = (n + 2, n + 1) if persistent else (1, 0)
+    tip, code = state % tips, state // tips % digits
+    plain, g = state // tips // digits % plains, state // tips // digits // plains
+    way_of = np.zeros(n + 2, dtype=np.int64)
+    stored = d[g] + _stored(n, base, plain, code, a, saved, way_of)
+    count = 0
+    power = 1
+    for i in range(1, n + 1):
+        has_input = plain >> (i - 1) & 1 or (i > 1 and way_of[i - 1] > 0)
+        if has_input and i <= g and way_of[i] == 0:
+            if not plain >> i & 1 and stored + a[i] + over_f[i, 0] <= budget:  # keep the input
+                new_tip = i if persistent else no_tip
+                new[count] = ((g * plains + (plain | 1 << i)) * digits + code) * tips + new_tip, time_f[i, 0]
+                count += 1
+                if tip == i - 1 if persistent else plain >> (i - 1) & 1:  # let the input go
+                    without = (plain | 1 << i) - (1 << (i - 1))
+                    new[count] = ((g * plains + without) * digits + code) * tips + new_tip, time_f[i, 0]
+                    count += 1
+            for w in range(ways):
+                if saved[i, w] < INF and stored + saved[i, w] + over_f[i, w] <= budget:
+                    without = (g * plains + (plain & ~(1 << i))) * digits
+                    new[count] = (without + code + (w + 1) * power) * tips + no_tip, time_f[i, w]
+                    count += 1
+        if i == g and has_input and way_of[i] > 0:
+            w = way_of[i] - 1
+            if stored + d[i - 1] + over_b[i, w] <= budget:
+                kept = (g - 1) * plains + (plain & ~(1 << i) & ~(1 << (i - 1)))
+                new[count] = (kept * digits + code - way_of[i] * power) * tips + no_tip, time_b[i, w]
+                count += 1
+        needed = i < n and way_of[i + 1] > 0 and not plain >> i & 1
+        if not persistent and way_of[i] > 0 and not needed:  # drop a saved set
+            new[count] = ((g * plains + plain) * digits + code - way_of[i] * power) * tips + no_tip, 0
+            count += 1
+        power *= base
+    for i in range(n + 1):
+        needed = i < n and way_of[i + 1] > 0
+        if not persistent and plain >> i & 1 and not needed:  # drop an activation nothing saved needs
+            new[count] = ((g * plains + plain - (1 << i)) * digits + code) * tips + no_tip, 0
+            count += 1
+    return count
+
+
+@njit(cache=True)
+def _stored(n, base, plain, code, a, saved, way_of):
+    """Bytes of what is stored besides the gradient; `way_of` gets how each stage is saved, 0 if it is not."""
+    stored = 0
+    for i in range(1, n + 1):
+        way_of[i] = code % base
+        code //= base
+        if way_of[i]:
+            stored += saved[i, way_of[i] - 1]
+    for i in range(n + 1):
+        if plain >> i & 1:
+            stored += a[i]
+    return stored
 
 
 def least_time_join(join: Join, slots: int) -> float:

@@ -1,12 +1,19 @@
 """Programs, predictions and emitted sources of networks of the zoo, in a form that can be compared byte for byte.
 
-Times are estimated, so that the machine does not matter. Both kinds of kernels, at two budgets.
+Times are estimated, so that the machine does not matter. Both kinds of kernels, at two budgets. Digests of some are
+stored in snapshots.json. After a change that is meant to alter plans, write them again:
+
+    python tests/snapshots.py
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import replace
+from pathlib import Path
 
+import scipy
 import torch
 
 from captured import traced
@@ -18,6 +25,29 @@ from elbowroom.plan.planner import Planned, Planner
 from elbowroom.session.planning import surroundings
 
 SHARES = 0.6, 0.35  # of the peak with everything saved
+STORED = Path(__file__).with_name("snapshots.json")
+NETWORKS = "resnet", "gpt2", "unet"
+
+
+def versions() -> dict[str, str]:
+    """What else plans and sources depend on: how PyTorch traces, and which of equal optima a solver returns."""
+    return {"torch": torch.__version__.split("+")[0], "scipy": scipy.__version__}
+
+
+def digests(name: str, *, fused: bool) -> dict[str, str]:
+    """A short string for the operators, and for every part of every plan."""
+    found = {}
+    for key, value in snapshot(name, fused=fused).items():
+        parts = value.items() if isinstance(value, dict) else [("", value)]
+        for part, content in parts:
+            text = json.dumps(content, sort_keys=True)
+            found[f"{key} {part}".strip()] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return found
+
+
+def write() -> None:
+    cells = {f"{name} {fused}": digests(name, fused=fused) for name in NETWORKS for fused in (False, True)}
+    STORED.write_text(json.dumps({"versions": versions(), "digests": cells}, indent=1) + "\n")
 
 
 def snapshot(name: str, *, fused: bool) -> dict[str, object]:
@@ -73,3 +103,7 @@ def _source(graph: Measured, plan: Planned) -> str:
     for mode in ("return", "write"):
         graphs.append(backward_graph(captured, program, parameters, mode, graph.channels_last)[0])
     return "\n".join(each.python_code("self").src for each in graphs)
+
+
+if __name__ == "__main__":
+    write()

@@ -382,8 +382,9 @@ def missing(graph: StepGraph, wanted, have) -> list[int]:
 
 def every_single_recomputation(graph: StepGraph) -> Iterator[list[int]]:
     """An order for every set of values to keep; the others are computed again once, when first needed."""
-    for size in range(len(graph.forward) + 1):
-        for kept in combinations(graph.forward, size):
+    storable = [op for op in graph.forward if graph.ops[op].storable]
+    for size in range(len(storable) + 1):
+        for kept in combinations(storable, size):
             have, order = set(kept), []
             for op in graph.backward:
                 again = missing(graph, graph.ops[op].reads, have)

@@ -121,14 +121,14 @@ def test_cells_of_graphs_and_chains_come_in_pairs(gpu_graphs):
 
 
 def test_fit_plans_as_a_chain_only_while_it_is_told_to(gpu_graphs):
-    from elbowroom.execute import session
+    from elbowroom.session import planning
     from elbowroom.step.referee import Surroundings
     from stepgraphs import Step, graph_of
 
     step = Step("plain", (1,), (2, 1), 1, 1, 0, True, False, False, False, True, False)
     graph = graph_of([step] * 4)
-    own = session.Planner
+    own = planning.Planner
     for kind, as_chain in (("plain", False), ("graph", False), ("chain", True), ("whole", True)):
         with gpu_graphs.planned_as(kind):
-            assert session.Planner(graph, Surroundings()).as_chain is as_chain
-        assert session.Planner is own
+            assert planning.Planner(graph, Surroundings()).as_chain is as_chain
+        assert planning.Planner is own

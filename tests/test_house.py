@@ -1,4 +1,4 @@
-"""The house: folders import downwards only, nothing goes round in a ring, torch stays above the core, files stay short.
+"""The house: folders import downwards only, no imports form a ring, torch stays above the core, files stay short.
 
 All imports count: those inside functions, and those for type checkers alone.
 """
@@ -19,7 +19,8 @@ PACKAGE = ROOT / "src" / "elbowroom"
 # From the bottom to the top. A folder may import what stands before it, and itself.
 FLOORS = (
     "errors", "units", "devices", "progress", "showing", "problem", "schedule", "solve", "step", "plan",
-    "capture", "measure", "execute", "session", "api", "pipeline", "integrations", "report", "demo", "cli", "__main__",
+    "capture", "measure", "execute", "session", "api", "pipeline", "integrations",
+    "report", "demo", "cli", "__main__",
 )  # fmt: skip
 FIRST_WITH_TORCH = FLOORS.index("capture")
 LONGEST_FILE, LONGEST_FUNCTION = 450, 60

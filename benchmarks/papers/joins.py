@@ -2,11 +2,13 @@
 
     python benchmarks/papers/joins.py [--figure 7 8 9 1.8 1.9] [--plot-dir DIR] [--json FILE] [--full]
 
-Every forward, backward and loss takes 1, every value one slot, and the gradients of the inputs are kept. Three joins
-of 6L forwards each: SNN (2L, 2L, 2L), CM (L, 5L) and RNN (6L). A ratio is a time over 12L + 1, which is the time
-without recomputation. Each figure is a table, followed by what the paper's text says about it and what we find; the
-curves themselves are pictures, and their values cannot be read from the text. The text leaves open how far L goes in
-8, 9 and 1.9. Ours stops where a minute is enough; `--full` goes further and prints every row.
+Every forward, backward and loss takes time 1, every value takes one slot, and the gradients of the inputs are kept.
+There are three joins of 6L forwards each, named as in the papers, with branches of these lengths: SNN (2L, 2L, 2L),
+CM (L, 5L) and RNN (6L). A ratio is a time divided by 12L + 1, which is the time without recomputation.
+
+Each figure becomes a table, followed by what the paper's text says about it and what we find. The curves themselves
+are pictures in the papers, and their values cannot be read from the text. How far L goes in figures 8, 9 and 1.9 the
+text does not say: ours stops where a minute is enough, and `--full` goes further and prints every row.
 """
 
 from __future__ import annotations
@@ -29,20 +31,20 @@ NETWORKS: Mapping[str, Callable[[int], Lengths]] = {
     "CM": lambda size: (size, 5 * size),
     "RNN": lambda size: (6 * size,),
 }
-KNOWN = {  # at L = 5, times by slots: reference values of this project, in neither paper
+KNOWN = {  # times at L = 5 by slots: reference values of this project, which are in neither paper
     "SNN": {7: 132, 9: 94, 13: 81, 16: 78},
     "CM": {5: 159, 7: 101, 9: 86, 13: 80},
     "RNN": {5: 117, 7: 94, 9: 83, 13: 79},
 }
 SLOT_ROWS = (*range(3, 17), 20, 25, 31, 32, 33, 40, 46, 61, 62, 63, 75, 91, 92, 93)
 SIZE_ROWS = (*range(1, 11), 12, 15, 18, 20, 22, 25, 27, 28, 30, 35, 40)
-HIGHEST = 5  # ratio in the plots over memory
+HIGHEST = 5  # the largest ratio that is drawn in plots over memory
 AGREES, DIFFERS, PARTLY, VAGUE = "agrees", "DIFFERS", "in part", "no number to compare"
 
 
 @dataclass(frozen=True)
 class Point:
-    """One point of a curve; `row` is where it stands in the table."""
+    """One point of a curve. `panel` is its part of the figure, `row` its line in the table, x and y its place."""
 
     panel: str
     curve: str
@@ -67,6 +69,8 @@ class Claim:
 
 @dataclass
 class Figure:
+    """A figure as a table. `row` says what a line of it stands for; only `rows` are printed, or all if it is None."""
+
     title: str
     xlabel: str
     ylabel: str
@@ -74,7 +78,7 @@ class Figure:
     points: list[Point]
     claims: list[Claim]
     notes: list[str] = field(default_factory=list)
-    rows: Sequence[int] | None = None  # those to print; all when None
+    rows: Sequence[int] | None = None
 
 
 def main() -> None:
@@ -120,7 +124,7 @@ def join_of(lengths: Lengths) -> Join:
 
 
 def most(lengths: Lengths) -> int:
-    """Slots for every value at once, which is where the papers' x-axis has its 1."""
+    """Slots for every value at once: where the x-axis of the papers' figures has its 1."""
     return sum(lengths) + len(lengths)
 
 
@@ -200,7 +204,7 @@ def is_below_two(lengths: Lengths, extra: int) -> bool:
 
 
 def linear_from(lengths: Lengths) -> int:
-    """The least number of slots from which every one more saves exactly 1."""
+    """The least number of slots from which every further slot makes the time shorter by exactly 1."""
     slots = most(lengths)
     while slots > least(lengths) and time_of(lengths, slots - 1) - time_of(lengths, slots) == 1:
         slots -= 1
@@ -265,7 +269,7 @@ def gap(name: str, size: int, slots: int) -> float:
 
 
 def slopes_changed(build: Callable[[int], Lengths], slots: int, sizes: Sequence[int]) -> int:
-    """How often the time leaves a straight line over L; on one, the ratio is a - b/(12L + 1)."""
+    """How often the time over L leaves a straight line. On a straight line the ratio is a - b/(12L + 1)."""
     times = [time_of(build(size), slots) for size in sizes]
     return sum(a + c != 2 * b for a, b, c in zip(times, times[1:], times[2:], strict=False))
 

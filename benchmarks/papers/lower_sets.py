@@ -2,22 +2,24 @@
 
     python benchmarks/papers/lower_sets.py [--networks VGG19 …] [--cost paper|ours] [--json FILE] [--plot FILE]
 
-Peaks are the referee's: values and gradients of the graph, and the parameters. `--cost paper` is 002's model: 10 for
-a convolution and 1 for anything else, memory by its Eq. 2; `--cost ours` estimates times from arithmetic and traffic
-and counts memory as the referee does. MC and TC are its memory-centric and time-centric strategies, at the least
-budget that has one. Without liveness analysis, everything of a part stays until the part is done: that is the
-budget itself. "chain" is `lower-sets-chain`, which computes nodes more than twice, at its least budget and at the
-lowest peak of the four strategies, if it can go so low.
+Peaks are what the referee counts, values and gradients of the graph, and the parameters. With `--cost paper`, times
+are 10 for a convolution and 1 for anything else, and the search counts memory by the paper's Eq. 2. With `--cost
+ours`, times are estimated from arithmetic and traffic, and the search counts memory as the referee does.
 
-What differs from the paper. Its plain run frees a convolution's output once a rectifier has read it. The referee's
-does not, for it has every backward read the node's own value: so plain takes more here, and reductions are larger.
-In gigabytes the strategies agree within 16 %. How the paper's graphs were drawn is not known; ours have up to 10 %
-more or fewer nodes.
+MC and TC are the paper's memory-centric and time-centric strategies, at the least budget that has one. Without
+liveness analysis, all values of a part stay until the part is done; that takes exactly the budget. "chain" is our
+`lower-sets-chain`, which may compute nodes more than twice, at its least budget, and also at the lowest peak of the
+four strategies if it can go so low.
 
-With `--cost ours` the picture is the same: 82, 56, 76, 85, 46, 85 and 65 % below plain, in the paper's order, at 1.58
-to 1.87 times a forward's time; the chain is lower on six of seven again. But the exact time-centric search of
-GoogLeNet's 22,245 lower sets takes over a minute (3 s with whole numbers): measured times are no multiples of one
-another, so hundreds of pairs of time and memory remain at each set where few did.
+Where this differs from the paper: its plain run frees a convolution's output once a ReLU has read it. The referee
+does not, because it lets every backward read its own node's value. So the plain run takes more here, and reductions
+are larger. In gigabytes the strategies agree within 16 %. How the paper's graphs were drawn is not known; ours have
+up to 10 % more or fewer nodes.
+
+With `--cost ours` the results are alike: 82, 56, 76, 85, 46, 85 and 65 % below plain, in the paper's order, at 1.58
+to 1.87 times a forward's time, and the chain is lower on six of seven networks again. But the exact time-centric
+search of GoogLeNet's 22,245 lower sets takes over a minute instead of 3 s. Estimated times are no multiples of one
+another, so hundreds of pairs of time and memory remain at each set, where with whole numbers few did.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ from elbowroom.solve.lower_set_table import (
 
 CHAIN, SAME_PEAK = "chain, least", "chain, same peak"
 WAYS = ("ApproxDP + MC", "ApproxDP + TC", "ExactDP + MC", "ExactDP + TC", "Chen's")
-# 002's Table 1: gigabytes of the five ways and of the plain run, and the number of nodes. Table 2: without liveness.
+# The paper's Table 1: gigabytes of the five ways and of the plain run, and the number of nodes. Its Table 2:
+# gigabytes of the five ways without liveness analysis.
 TABLE_1 = {
     "PSPNet": (2.7, 3.1, 2.8, 3.2, 4.0, 9.4, 385),
     "U-Net": (5.0, 6.7, 4.7, 5.3, 7.4, 9.1, 60),
@@ -71,7 +74,11 @@ TABLE_2 = {
 
 @dataclass(frozen=True)
 class Row:
-    """One strategy for one network: gigabytes, also without liveness analysis; time over plain's; seconds taken."""
+    """One way to plan one network.
+
+    `reduction` is the share of the plain run's gigabytes that it saves, `gb_without` are gigabytes without liveness
+    analysis, `time_ratio` is its time divided by the plain run's, `seconds` are what planning took.
+    """
 
     network: str
     way: str
@@ -110,7 +117,7 @@ def main() -> int:
 
 
 def load_kernels() -> None:
-    """Compiled code is loaded, or made, when it first runs: not while a clock runs."""
+    """Plan a graph of three nodes, so that compiled code is loaded or made before anything is timed."""
     graph = Graph(tuple(Node(str(v), 1.0, 1) for v in range(3)), ((0, 1), (1, 2)))
     table = LowerSetTable(graph, all_lower_sets(graph))
     for best in (table.fastest, table.coarsest):
@@ -118,6 +125,7 @@ def load_kernels() -> None:
 
 
 def captured(name: str, cost: str) -> tuple[Graph, int]:
+    """A network's graph, and the bytes of its parameters."""
     model, images, labels = NETWORKS[name].example()
     time_of: Callable[[str], float] | None = (lambda op: 10 if "conv" in op else 1) if cost == "paper" else None
     graph = graph_of(model, images, labels, time=time_of)
@@ -125,6 +133,7 @@ def captured(name: str, cost: str) -> tuple[Graph, int]:
 
 
 def plan(name: str, graph: Graph, parameters: int, cost: str) -> Iterator[Row]:
+    """The rows of one network: plain, the paper's four strategies, Chen's, and the chain."""
     plain = METHODS["store-all"].find(graph, 0, Options()).schedule
     plain_bytes = simulate(graph, plain).peak_bytes + parameters
     plain_time = sum(node.time for node in graph.nodes)

@@ -1,4 +1,4 @@
-"""The seven networks of paper 002, drawn as its framework draws them: with the loss, nothing in place."""
+"""The seven networks of paper 002, as its framework draws them: with the loss, and without operators in place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Network:
-    """A network with its loss, and the batch and side of its images in 002's Table 1."""
+    """A network with its loss, and the batch and side of its images in the paper's Table 1.
+
+    `labels` gives the shape of the labels for a batch.
+    """
 
     build: Callable[[], nn.Module]
     batch: int
@@ -21,12 +24,15 @@ class Network:
     labels: Callable[[int], tuple[int, ...]] = lambda batch: (batch,)
 
     def example(self) -> tuple[nn.Module, Tensor, Tensor]:
+        """The network, images and labels, none of which takes memory: there is nothing in their tensors."""
         with torch.device("meta"):
             images = torch.empty(self.batch, 3, self.side, self.side)
             return self.build().train(), images, torch.empty(self.labels(self.batch), dtype=torch.int64)
 
 
 class Trained(nn.Module):
+    """Parts in a row, and the loss."""
+
     def __init__(self, *parts: nn.Module) -> None:
         super().__init__()
         self.parts = nn.Sequential(*parts)
@@ -38,7 +44,7 @@ class Trained(nn.Module):
 def convolution(
     a: int, b: int, size: int = 3, stride: int = 1, dilation: int = 1, relu: bool = True
 ) -> nn.Sequential:
-    """With batch normalization."""
+    """A convolution with batch normalization and, if wanted, a ReLU."""
     pad = dilation * (size // 2)
     parts = [nn.Conv2d(a, b, size, stride, pad, dilation, bias=False), nn.BatchNorm2d(b)]
     return nn.Sequential(*parts, *([nn.ReLU()] if relu else []))
@@ -117,7 +123,7 @@ def vgg19() -> nn.Module:
 
 
 class Inception(nn.Module):
-    """Its last rectifier comes after the branches have met."""
+    """Four branches; one ReLU comes after they are joined, instead of one at the end of each."""
 
     def __init__(self, a: int, one: int, before3: int, three: int, before5: int, five: int, pooled: int) -> None:
         super().__init__()
@@ -130,7 +136,7 @@ class Inception(nn.Module):
 
 
 class GoogLeNet(nn.Module):
-    """With both of its additional losses."""
+    """GoogLeNet with both of its additional losses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +183,7 @@ def _aside(a: int) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """Without padding: what is skipped is cropped to what comes back."""
+    """U-Net without padding: what goes down is cropped to the size of what comes up before they are joined."""
 
     def __init__(self, widths: Sequence[int] = (64, 128, 256, 512, 1024), classes: int = 2) -> None:
         super().__init__()
@@ -204,7 +210,7 @@ def _twice(a: int, b: int) -> nn.Sequential:
 
 
 class PSPNet(nn.Module):
-    """On a dilated ResNet-101."""
+    """PSPNet on a dilated ResNet-101."""
 
     def __init__(self, classes: int = 19) -> None:
         super().__init__()

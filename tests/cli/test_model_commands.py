@@ -249,13 +249,12 @@ def test_verify_for_people(elbowroom):
 
 def test_verify_finds_a_step_that_differs_or_takes_too_much(elbowroom, monkeypatch):
     from elbowroom.errors import Mismatch
-    from elbowroom.execute import verify
-    from elbowroom.report import checking
+    from elbowroom.session import checking
 
     def differs(*_):
         raise Mismatch("the planned step differs from plain execution: the gradient of 0.up.weight")
 
-    monkeypatch.setattr(verify, "verify_step", differs)
+    monkeypatch.setattr(checking, "verify_step", differs)
     monkeypatch.setattr(checking, "measured_peak", lambda *_: 2**20)
     status, out, _ = elbowroom("verify", BUILD, "--budget", TIGHT, *FAST, "--json")
     answer = json.loads(out)
@@ -335,52 +334,6 @@ def test_a_file_that_is_json_but_no_plan(elbowroom, folder):
     status, _, err = elbowroom("explain", "other.json")
     assert status == 2
     assert err.startswith("elbowroom: plan: this is not a plan")
-
-
-def test_demo(elbowroom, folder, monkeypatch):
-    """The demonstration on smaller models: the rows, the check against plain execution, the picture."""
-    pytest.importorskip("matplotlib")
-    from contextlib import nullcontext
-
-    from elbowroom.demo.training import Residual, Subject, Transformer
-    from elbowroom.report import training_demo
-
-    class Cnn(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = torch.nn.Sequential(*(Residual(3, 3, stride=1) for _ in range(2)))
-
-        def forward(self, images):
-            return self.body(images).square().mean()
-
-    def transformer(device):
-        tokens = [(torch.randint(9, (2, 16)), torch.randint(9, (2, 16))) for _ in range(2)]
-        return Subject("transformer", Transformer(9, 16, 8, 2, 3, dropout=0.1), tokens, nullcontext)
-
-    def cnn(device):
-        return Subject("CNN", Cnn(), [(torch.randn(4, 3, 8, 8),) for _ in range(2)], nullcontext)
-
-    monkeypatch.setattr(training_demo, "transformer_subject", transformer)
-    monkeypatch.setattr(training_demo, "cnn_subject", cnn)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    runs = training_demo.run_training_demo(lambda part: None)
-    monkeypatch.setattr(training_demo, "run_training_demo", lambda report: runs)
-    status, out, err = elbowroom("demo", "--json", "--plot", "demo.png")
-    rows = json.loads(out)["runs"]
-    assert (status, err) == (0, "picture: demo.png\n")
-    assert (folder / "demo.png").stat().st_size > 10_000
-    assert [row["model"] for row in rows] == ["transformer"] * 3 + ["CNN"] * 3
-    assert [row["share"] is None for row in rows] == [True, False, False] * 2
-    for row in rows:
-        assert row["identical"] is True
-        if row["share"] is not None:
-            assert row["measured_peak_bytes"] <= row["budget_bytes"]
-            assert row["least"] or row["share"] in (0.5, 0.25)
-    status, out, _ = elbowroom("demo")
-    assert status == 0
-    for word in ("transformer", "plain", "predicted", "measured", "gradients", "yes"):
-        assert word in out
-    assert "…" not in out, "cut off"
 
 
 WITHOUT_TORCH = """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -12,12 +10,10 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import elbowroom  # noqa: E402
-from elbowroom.capture import padding  # noqa: E402
+from elbowroom.capture.rewrites import padding  # noqa: E402
+from fusible import needs_compiler  # noqa: E402
 
-pytestmark = [
-    pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="Inductor needs a C++ compiler"),
-    pytest.mark.usefixtures("quick_compiler"),
-]
+pytestmark = [needs_compiler, pytest.mark.usefixtures("quick_compiler")]
 
 WORDS, WIDTH = 1021, 32
 WEIGHT_BYTES = (WORDS + 3) * WIDTH * 4

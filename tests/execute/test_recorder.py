@@ -6,7 +6,7 @@ gone after its backward, gradients go to given tensors, or to one place, and are
 
 from __future__ import annotations
 
-import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -17,12 +17,10 @@ from torch.nn import functional as F  # noqa: E402
 
 import elbowroom  # noqa: E402
 from elbowroom.execute import recorder, rehearsal  # noqa: E402
+from fusible import needs_compiler  # noqa: E402
 from steps import STEPS, accumulation, descent, zero  # noqa: E402
 
-pytestmark = [
-    pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="Inductor needs a C++ compiler"),
-    pytest.mark.usefixtures("quick_compiler"),
-]
+pytestmark = [needs_compiler, pytest.mark.usefixtures("quick_compiler")]
 
 
 class Net(nn.Module):
@@ -95,11 +93,12 @@ def fitted(request):
     (entry,) = model.elbowroom.entries.values()
     entry.late = []  # else the session would plan again where gradients are kept, and install another program
     (region,) = entry.regions
-    fused, inputs = region.programs[-1][1].fused, rehearsal._inputs(region)
+    fused, inputs = region.programs[-1].fused, rehearsal._inputs(region, region.current)
     assert fused.has_run == {"return"}  # in its trial
     if request.param == "write":  # as a trial does it where gradients are little
         with rehearsal._quietly():
-            rehearsal._fused_step(fused, inputs, fused.gradient_buffers(inputs))()
+            rehearsal._fused_step(fused, inputs, fused.gradient_buffers(inputs), "write")()
+    region.install(replace(region.programs[region.current].build, makes=request.param))
     state = {name: value.clone() for name, value in model.state_dict().items()}
     yield model, batch, state
     torch._dynamo.reset()
@@ -111,21 +110,21 @@ def use(fitted, monkeypatch):
     model, _, state = fitted
     (entry,) = model.elbowroom.entries.values()
     (region,) = entry.regions
-    program = region.program
+    build = region.programs[region.current].build
     monkeypatch.setattr(recorder, "Recording", Recording)
 
     def install(*, recorded):
-        region.install(program, recorded=recorded)
+        region.install(replace(build, recorded=recorded))
         zero(model)
         model.load_state_dict(state)
         torch.manual_seed(7)
-        serving = region.programs[region.current][1].recorder
+        serving = region.programs[region.current].recorder
         if recorded:
             serving._to_wait, serving._moves_left, Recording.made = 0, 2, 0
         return serving
 
     yield install
-    region.install(program)
+    region.install(build)
 
 
 def left(model):

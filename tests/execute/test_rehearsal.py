@@ -12,6 +12,7 @@ from torch.nn import functional as F  # noqa: E402
 import elbowroom  # noqa: E402
 from elbowroom.execute import rehearsal  # noqa: E402
 from elbowroom.execute.trials import Trials  # noqa: E402
+from trained import only_entry  # noqa: E402
 
 MIB = 2**20
 SLACK = 4096  # scalars that Python and autograd make around a step
@@ -41,27 +42,22 @@ def fitted(request):
     return elbowroom.fit(model, x, budget="1GiB", loss=lambda loss: loss, kernels="torch"), x
 
 
-def only_entry(fitted):
-    (entry,) = fitted.elbowroom.entries.values()
-    return entry
-
-
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_a_trial_takes_what_was_predicted(fitted, share):
-    entry = only_entry(fitted[0])
-    (region,), (planner,) = entry.regions, entry.planners
+    (graph,) = only_entry(fitted[0]).graphs
+    region, planner = graph.region, graph.planner
     plan = planner.best(int(share * planner.everything.prediction.peak_bytes))
-    trial = rehearsal.launched(region, region.add(plan.program), 0, planner.around.late_bytes)
+    trial = rehearsal.launched(region, region.add(graph.build(plan.program)), 0, planner.around.late_bytes)
     assert abs(trial.peak_bytes - plan.prediction.peak_bytes) <= SLACK
     assert trial.kernels_s == trial.time_s  # nobody will record it
 
 
 def test_a_trial_changes_nothing(fitted):
     model, _ = fitted
-    entry = only_entry(model)
+    graphs = only_entry(model).graphs
     before = {name: value.clone() for name, value in model.state_dict().items()}
     gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
-    Trials(entry.regions, entry.planners).best(2 * MIB * 1024, 1, lambda part: None)
+    Trials(graphs).best(2 * MIB * 1024, 1, lambda part: None)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
@@ -70,13 +66,13 @@ def test_a_trial_changes_nothing(fitted):
 
 
 def test_the_best_of_a_few_plans_serves(fitted):
-    entry = only_entry(fitted[0])
-    (planner,) = entry.planners
+    graphs = only_entry(fitted[0]).graphs
+    planner = graphs[0].planner
     room = int(0.5 * planner.everything.prediction.peak_bytes)
-    tried = Trials(entry.regions, entry.planners).best(room, 3, lambda part: None)
+    tried = Trials(graphs).best(room, 3, lambda part: None)
     assert 0.8 * room < tried.peak_bytes <= room
     assert not tried.recorded
-    assert Trials(entry.regions, entry.planners).best(planner.least.prediction.peak_bytes // 2, 3, print) is None
+    assert Trials(graphs).best(planner.least.prediction.peak_bytes // 2, 3, print) is None
 
 
 LOSSES = [F.mse_loss, F.smooth_l1_loss, F.soft_margin_loss, F.binary_cross_entropy]
@@ -89,7 +85,8 @@ def test_a_loss_does_not_keep_the_memory_of_its_terms(loss):
     model, x = nn.Sequential(nn.Linear(64, 64), nn.Sigmoid()), torch.rand(4096, 64)
     assert loss(model(x), x).untyped_storage().nbytes() == x.nbytes
     fitted = elbowroom.fit(model, x, x, budget="1GiB", loss=loss, kernels="torch")
-    (region,), (planner,) = only_entry(fitted).regions, only_entry(fitted).planners
+    (graph,) = only_entry(fitted).graphs
+    region, planner = graph.region, graph.planner
     trial = rehearsal.launched(region, region.current, 0, planner.around.late_bytes)
     assert abs(trial.peak_bytes - planner.everything.prediction.peak_bytes) <= SLACK
     expected = loss(model(x), x)

@@ -19,10 +19,10 @@ class Program(int):
     """A number of bytes, predicted; below the most, something is recomputed."""
 
     @property
-    def replays(self) -> dict[int, int]:
+    def reruns(self) -> dict[int, int]:
         return {} if self == MOST else {0: 1}
 
-    forward = backward = ()
+    forward_runs = backward_runs = ()
 
 
 def time_for(size: int) -> float:
@@ -45,8 +45,7 @@ def loop(monkeypatch):
         return [planned(min(MOST, room))] if room >= LEAST else None
 
     def make(measured=lambda size: size, time=time_for, device="cpu", pool=None, replayed=time_for, kernels=time_for):
-        captured = SimpleNamespace(device=SimpleNamespace(type=device), fixed_inputs=())
-        found = Trials([SimpleNamespace(release=lambda: None, captured=captured)], [Planner()])
+        found = Trials([graph_on(device)])
         found.compiled = []
 
         def attempt(plans, room, *, recorded):
@@ -223,8 +222,7 @@ def test_what_is_tried_of_a_program(monkeypatch, kernels_s, recorded, pool, free
     monkeypatch.setattr(trials, "pool_bytes", lambda graph, program, *args: int(program))
     plan = planned(60)
     plan.prediction.between_bytes = 20
-    planner = Planner()
-    found = Trials([Region()], [planner], left_free=free)._try([plan], 100, recorded=recorded)
+    found = Trials([graph_on("cpu")], left_free=free)._try([plan], 100, recorded=recorded)
     assert [tried.recorded for tried in found] == ways
     assert [tried.peak_bytes for tried in found] == [70 if way else 60 for way in ways]
 
@@ -254,7 +252,7 @@ def recording(monkeypatch):
         monkeypatch.setattr(rehearsal, "launched", launched)
         monkeypatch.setattr(rehearsal, "recorded", recorded)
         monkeypatch.setattr(trials, "pool_bytes", lambda graph, program, *args: pools.get(int(program), int(program)))
-        found = Trials([Region()], [Planner()], left_free=free)
+        found = Trials([graph_on("cpu")], left_free=free)
         found.seen = seen
         return found
 
@@ -312,7 +310,7 @@ def test_where_kernels_are_short_the_first_plan_is_one_that_can_be_recorded(
 ):
     """If that takes little longer. A program here is one kernel that takes a second or two, or many short ones."""
     monkeypatch.setattr(trials, "_LITTLE_LONGER", longer)
-    monkeypatch.setattr(Program, "forward", (SimpleNamespace(op=0),) * int(2 / kernel_s))
+    monkeypatch.setattr(Program, "forward_runs", (SimpleNamespace(op=0),) * int(2 / kernel_s))
     found = recording(free=0, pools=GAPS)
     assert best(found, 60).recorded
     assert found.seen[0] == (first, False)
@@ -347,10 +345,20 @@ class Planner:
 
 
 class Region:
-    captured = SimpleNamespace(device=SimpleNamespace(type="cpu"), fixed_inputs=())
-
     def release(self) -> None:
         pass
 
-    def add(self, program) -> int:
-        return int(program)
+    def add(self, build) -> int:
+        return int(build)
+
+
+def graph_on(device: str):
+    """A graph whose programs are numbers of bytes."""
+    captured = SimpleNamespace(fixed_inputs=())
+    return SimpleNamespace(
+        region=Region(),
+        planner=Planner(),
+        measured=SimpleNamespace(captured=captured),
+        device=SimpleNamespace(type=device),
+        build=lambda program: program,
+    )

@@ -255,7 +255,7 @@ def test_batch_norm_updates_once_a_step():
     fitted, entry, least = fitted_with_room(model, batch, precision)
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), plain.buffers(), strict=True)), "fitting trained"
     (region,) = entry.regions
-    graph = region.captured.graph
+    graph = region.traced.graph
     assert [graph.ops[op].target for op in graph.effects].count("batch_norm_updating") == 6
     fitted.elbowroom.set_budget(least)
     for each in (fitted, plain):
@@ -279,7 +279,7 @@ def test_a_causal_mask_written_out_becomes_a_flag(low):
     assert len(attention) == 4  # two layers, there and back
     assert all(_argument(node, "attn_bias") is None for node in attention)
     assert all(_argument(node, "is_causal") is True for node in attention)
-    assert "aten.tril.default" not in {op.target for op in entry.regions[0].captured.graph.ops}
+    assert "aten.tril.default" not in {op.target for op in entry.regions[0].traced.graph.ops}
     close = 0.03 if low else 1e-3
     assert step(fitted, batch, precision).item() == pytest.approx(step(plain, batch, precision).item(), rel=close)
     for (name, ours), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
@@ -299,7 +299,7 @@ def test_a_mask_that_the_model_holds_is_kept():
 
 def attention_nodes(entry) -> list[fx.Node]:
     (region,) = entry.regions
-    nodes = [node for node in region.captured.nodes if "attention" in str(node.target)]
+    nodes = [node for node in region.traced.nodes if "attention" in str(node.target)]
     return [node for node in nodes if "attn_bias" in {argument.name for argument in node.target._schema.arguments}]
 
 
@@ -315,7 +315,7 @@ def test_measuring_a_step():
     assert measured.start_bytes + measured.peak_bytes <= least
     assert measured.start_bytes + measured.peak_bytes == pytest.approx(entry.plan.peak_bytes, rel=0.02)
     assert abs(measured.end_bytes) < MIB
-    highest = max(held for _, held in measured.timeline)
+    highest = max(held for _, held in measured.timeline.moments)
     assert highest == pytest.approx(measured.peak_bytes, rel=0.05)
     assert "█" in measured.picture()
     assert measured.to_json()["peak_bytes"] == measured.peak_bytes

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import elbowroom
-from elbowroom.demo.training import Cnn, Transformer
+from elbowroom.demo.models import Cnn, Transformer
 from elbowroom.execute.verification import verify_step
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -41,12 +42,12 @@ class Subject:
         self.model = elbowroom.fit(Net().cuda(), *self.batch, budget="1GiB", kernels="inductor")
         (entry,) = self.model.elbowroom.entries.values()
         (self.region,) = entry.regions
-        self.program = self.region.program
+        self.build = self.region.programs[self.region.current].build
         self.state = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.results = {}
 
     def use(self, *, recorded: bool) -> None:
-        self.region.install(self.program, recorded=recorded)
+        self.region.install(replace(self.build, recorded=recorded))
         for parameter in self.model.parameters():
             parameter.grad = None
         self.model.load_state_dict(self.state)
@@ -56,7 +57,7 @@ class Subject:
 
     @property
     def recorder(self):
-        return self.region.programs[self.region.current][1].recorder
+        return self.region.programs[self.region.current].recorder
 
     def left(self):
         """Everything that a scenario leaves behind."""
@@ -133,3 +134,25 @@ def test_the_allocators_settings_are_left_as_they_were(subject):
     after = torch.cuda.memory._snapshot()["allocator_settings"]
     assert before["expandable_segments"] == after["expandable_segments"]
     assert before["max_split_size"] == after["max_split_size"]
+
+
+def test_a_plan_that_was_replayed_is_replayed_when_loaded(tmp_path):
+    """Many short kernels, which wait for the host: the plan is replayed, and so is the one that its file says."""
+    torch.manual_seed(0)
+    batch = torch.randn(512, 256, device="cuda"), torch.randint(10, (512,), device="cuda")
+    model = Net().cuda()
+    fitted = elbowroom.fit(model, *batch, budget="1GiB", kernels="inductor")
+    (entry,) = fitted.elbowroom.entries.values()
+    assert entry.plan.recorded
+    path = tmp_path / "plan.json"
+    entry.plan.save(path)
+    del fitted, entry
+    loaded = elbowroom.fit(model, *batch, budget="1GiB", kernels="inductor", plan=elbowroom.Plan.load(path))
+    (entry,) = loaded.elbowroom.entries.values()
+    assert entry.plan.recorded
+    assert entry.plan.regions[0].measured_peak_bytes is not None
+    descent(loaded, batch)
+    (region,) = entry.regions
+    recorder = region.programs[region.current].recorder
+    assert recorder.recording is not None
+    assert recorder._runs >= 2

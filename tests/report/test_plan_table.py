@@ -10,8 +10,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from elbowroom.plan.plan import ModulePlan, Plan, RegionPlan  # noqa: E402
-from elbowroom.report.plan_table import MOST_ROWS, extra_time, module_rows, plan_line, unnamed_bytes  # noqa: E402
+from elbowroom.plan.plan import Plan  # noqa: E402
+from elbowroom.plan.regions import ModulePlan, RegionPlan  # noqa: E402
+from elbowroom.report.plan_table import MOST_ROWS, module_rows, unnamed_bytes  # noqa: E402
 from elbowroom.units import format_bytes, format_seconds  # noqa: E402
 
 
@@ -79,7 +80,7 @@ def test_the_text_says_what_the_plan_says(plans):
     assert f"gradients of {format_bytes(plan.resident['gradients'])} included" in head
     for name in ("parameters", "optimizer", "batch"):
         assert f"{name} {format_bytes(plan.resident[name])}" in head
-    assert f"{extra_time(plan):.1%}" in head
+    assert f"{plan.extra_time:.1%}" in head
     rows = {name: rest.strip() for name, _, rest in (line.partition("  ") for line in head.splitlines())}
     region = plan.regions[0]
     assert rows["structure"] == f"chain: {region.structure.why}"
@@ -110,9 +111,9 @@ def test_every_module_is_in_some_row(plans):
 
 def test_the_picture_reaches_the_predicted_peak(plans):
     for plan in plans.values():
-        line = plan_line(plan)
+        line, (region,) = plan.timeline, plan.regions
         assert line.peak_bytes == plan.peak_bytes
-        assert len(line.spans) == len(plan.regions[0].timeline)
+        assert len(line.spans) == len(region.forward_levels) + len(region.backward_levels)
         peak = f"peak {format_bytes(plan.peak_bytes)} of {format_bytes(plan.budget_bytes)}"
         assert plan.picture(width=40).splitlines()[-1].endswith(peak)
 
@@ -143,7 +144,7 @@ def test_a_plan_of_before_they_said_why_still_loads(plans):
 def made_up(*modules: tuple[str, int, float]) -> Plan:
     rows = tuple(ModulePlan(f"model.{name}", 1, saved, 0, time, 0.0) for name, saved, time in modules)
     saved = sum(row.saved_bytes for row in rows)
-    region = RegionPlan("", "none", (1, 2), saved, saved, 1.0, saved, saved, 1.0, (1, saved, 5, 3), rows)
+    region = RegionPlan("", "none", None, saved, saved, 1.0, saved, saved, 1.0, (1,), (saved, 5, 3), rows)
     return Plan(saved + 10, {"parameters": 10}, (region,), {"device": "cpu"}, "")
 
 
@@ -182,7 +183,7 @@ def test_a_long_table_is_gathered():
 def test_graphs_one_after_another_keep_what_the_first_saved():
     one = made_up(("a", 8, 1.0))
     plan = replace(one, regions=(one.regions[0], one.regions[0]))
-    levels = [span.bytes for span in plan_line(plan).spans]
+    levels = [span.bytes for span in plan.timeline.spans]
     assert levels == [11, 19, 26, 23, 21, 18, 15, 13]
     assert max(levels) == plan.peak_bytes
     assert labels(plan) == [("a", 1)]

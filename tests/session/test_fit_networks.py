@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.flop_counter import flop_registry  # noqa: E402
 
 import elbowroom  # noqa: E402
-from elbowroom.capture import rewrite  # noqa: E402
+from elbowroom.capture.rewrites import rewrite  # noqa: E402
 from elbowroom.execute.verification import verify_step  # noqa: E402
 from elbowroom.measure.estimate import flops_of  # noqa: E402
 from fitted import least_budget, step_peak  # noqa: E402
@@ -78,6 +78,6 @@ class CountFlops(TorchDispatchMode):
 def planned_flops(entry) -> int:
     total = 0
     for region in entry.regions:
-        ops = [i.op for i in (*region.program.forward, *region.program.backward)]
-        total += sum(flops_of(region.captured.nodes[op]) for op in ops)
+        runs = (*region.program.forward_runs, *region.program.backward_runs)
+        total += sum(flops_of(region.traced.nodes[run.op]) for run in runs)
     return total

@@ -12,12 +12,14 @@ from rich.console import Console
 
 torch = pytest.importorskip("torch")
 
-from elbowroom.cli.app.training import Training  # noqa: E402
-from elbowroom.report.sweep import extra_time, save_sweep_plot, spread, sweep_budgets, sweep_table  # noqa: E402
 from torch import nn  # noqa: E402
 
+from elbowroom.cli.load_training import Training  # noqa: E402
 from elbowroom.errors import BudgetTooSmall  # noqa: E402
-from elbowroom.plan.plan import Plan, RegionPlan  # noqa: E402
+from elbowroom.plan.plan import Plan  # noqa: E402
+from elbowroom.plan.regions import RegionPlan  # noqa: E402
+from elbowroom.report.sweep_table import save_sweep_plot, sweep_table  # noqa: E402
+from elbowroom.session.sweeping import spread, sweep_budgets  # noqa: E402
 
 
 def no_report(part: float) -> None:
@@ -34,7 +36,7 @@ def curve(tmp_path_factory):
             "here:made", nn.Sequential(*layers), (torch.randn(256, 16),), lambda out: out.square().mean(), None
         )
         session = training.fit(2**40, "estimate")
-        return sweep_budgets(session, training, None, 6, no_report)
+        return sweep_budgets(session, training.args, training.kwargs, None, 6, no_report)
 
 
 def test_time_never_rises_with_the_budget(curve):
@@ -47,8 +49,8 @@ def test_time_never_rises_with_the_budget(curve):
 def test_from_the_least_to_plain(curve):
     first, last = curve.points[0], curve.points[-1]
     assert first.budget_bytes == curve.least_budget
-    assert extra_time(first.plan) > 0
-    assert extra_time(last.plan) == 0
+    assert first.plan.extra_time > 0
+    assert last.plan.extra_time == 0
     assert last.plan.peak_bytes == curve.plain.peak_bytes
     assert all(point.plan.peak_bytes <= point.budget_bytes for point in curve.points)
 
@@ -73,7 +75,7 @@ def test_budgets_are_spread_evenly():
 
 
 def test_a_planner_that_does_worse_with_more_room_is_not_followed():
-    region = RegionPlan("", "made up", (), 5, 5, 1.0, 5, 5, 1.0, (5,), ())
+    region = RegionPlan("", "made up", None, 5, 5, 1.0, 5, 5, 1.0, (5,), (), ())
     plain = Plan(2**40, {"parameters": 10}, (region,), {"device": "cpu"}, "")
     seconds = {20: 3.0, 30: 2.0, 40: 2.5, 60: 1.0}
 
@@ -90,8 +92,7 @@ def test_a_planner_that_does_worse_with_more_room_is_not_followed():
                 raise BudgetTooSmall("too small", budget, 20, [])
             self.plan = replace(plain, budget_bytes=budget, regions=(replace(region, time_s=seconds[budget]),))
 
-    training = SimpleNamespace(args=(), kwargs={})
-    found = sweep_budgets(Fickle(), training, [50, 60, 40, 30, 20, 5, 20], 8, no_report)
+    found = sweep_budgets(Fickle(), (), {}, [50, 60, 40, 30, 20, 5, 20], 8, no_report)
     assert found.least_budget == 20
     assert [point.budget_bytes for point in found.points] == [5, 20, 30, 40, 50, 60]
     assert [point.plan and point.plan.time_s for point in found.points] == [None, 3.0, 2.0, 2.0, 2.0, 1.0]

@@ -49,8 +49,7 @@ def test_a_mutant_is_refused_or_right(kind):
         mutant = data.draw(mutants(program, kind, len(graph.ops)))
         try:
             prediction = predict(graph, mutant, around, LINK)
-        except InvalidProgram as refusal:
-            assert str(refusal)
+        except InvalidProgram:
             return
         survivors += 1
         account = run(graph, mutant, around)

@@ -141,7 +141,10 @@ def _trace_with_inductor(
             graph_module,
             example_inputs,
             inner_compile=inner_compile,
-            config_patches={"custom_partitioner_fn": Partitioner(), "shape_padding": False},  # see padding.py
+            config_patches={
+                "custom_partitioner_fn": Partitioner(),
+                "shape_padding": False,
+            },  # see rewrites/padding.py
         )
 
 

@@ -20,11 +20,12 @@ def tensors_of(node: fx.Node) -> list[torch.Tensor]:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a node shows memory of what it reads, or a part of a tuple."""
+    """Whether a node shows memory of what it reads, or a part of a tuple. One that writes there shows nothing new."""
     if node.target in (operator.getitem, torch.ops.aten._unsafe_view.default):
         return True
     schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(value.alias_info is not None for value in schema.returns)
+    aliases = [] if schema is None else [value.alias_info for value in schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def evaluated(

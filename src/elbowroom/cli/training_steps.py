@@ -91,7 +91,7 @@ def explain_command(
         programs = session.prepare(training.args, training.kwargs).sources
     else:
         if source:
-            raise InputError("--source", f"needs a factory ({FORM}): a plan file holds no programs")
+            raise InputError("--source", f"needs a factory ({FORM}): a plan file holds operations, and no source")
         if budget is not None:
             raise InputError("budget", "a saved plan has one already; give a factory to plan within another")
         plan = Plan.load(target)

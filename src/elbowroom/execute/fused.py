@@ -42,8 +42,8 @@ SETTINGS: dict[str, Any] = {
     "custom_partitioner_fn": None,
 }
 
-# Kernels between two that may still be fused. Copies of one value that are computed again at different times lie
-# further apart than the kernels of one layer, of which the largest networks measured have about a dozen.
+# Kernels between two that may still be fused: enough for those of one layer, which run close together, and fewer than
+# there are between two times at which a value is computed again. Inductor's own limit is 64.
 _FAR = 16
 
 

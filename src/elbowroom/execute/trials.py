@@ -25,15 +25,15 @@ from elbowroom.step.program import Program
 from elbowroom.step.referee import peak_in_a_row
 from elbowroom.units import MAX_BYTES
 
-# Times faster than what has been found: a compilation takes as long as hundreds of steps, and 1 % is what two
-# measurements of one program differ by.
+# Times faster than what has been found: less is not worth another compilation, which takes as long as hundreds of
+# steps.
 _GAIN = 1.01
 # Shares of the room to stay away from it. Each further attempt stays 0.3 % more away, so that a near miss costs
-# little; where nothing has fit and only one more may be compiled, 5 % is more than most programs ever missed.
+# little; where nothing has fit and only one more may be compiled, it must not miss again.
 _AWAY, _FAR_AWAY = 0.003, 0.05
-# Of what was missing last time: the next program misses as much give or take a few percent.
+# Of what was missing last time: the next program may miss so much more.
 _UNSURE = 0.06
-_POOL_UNSURE = 0.01  # of the room, the same for recordings, whose pools are played: most came within this
+_POOL_UNSURE = 0.01  # of the room, the same for recordings, whose pools are played
 _WORTH = 1.03  # times faster than launched, for a recording to be worth the memory that it holds between steps
 _WAITS = 1.05  # times as long as its kernels take: a single step runs at higher clocks, by up to 4 % on an H200
 # Times as long as on trial, for a host that has training to do besides: a T5's took about 39 ms a step, then 60.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from elbowroom.capture.traced_values import tensor_bytes
+from elbowroom.capture.traced_values import is_view, tensor_bytes
 from elbowroom.errors import ElbowroomError, first_line
 from elbowroom.measure.estimate import estimated_time
 from elbowroom.problem import Graph, Node
@@ -34,7 +34,7 @@ def graph_of(
         reads = {shows for read in node.all_input_nodes for shows in shown.get(read, ())}
         if node.op != "call_function" or node not in needed:
             shown[node] = set()
-        elif _is_view(node):
+        elif is_view(node):
             shown[node] = reads
         else:
             shown[node] = {node}
@@ -57,11 +57,3 @@ def _needed(output: fx.Node) -> set[fx.Node]:
                 found.add(read)
                 waiting.append(read)
     return found
-
-
-def _is_view(node: fx.Node) -> bool:
-    """A part of a tuple, or an operator whose output lies in its input."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return True  # operator.getitem
-    return any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)

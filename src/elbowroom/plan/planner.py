@@ -28,21 +28,21 @@ from elbowroom.step.graph import StepGraph
 from elbowroom.step.program import Program, make_program
 from elbowroom.step.referee import Prediction, Surroundings, bytes_between, predict
 
-# Each turn halves the range of the dial: after seven, the budget of the chain is known to 1 % of that range, which is
-# about what a slot of the table and the difference between chain and program come to.
+# Each turn halves the range of the dial: after seven, the budget of the chain is known to 1 % of that range. More
+# would be of no use, because chain and program differ by more than that.
 _TURNS = 7
-# A program chosen value by value is less regular, and compiled kernels of irregular programs gain less than
-# predicted: a gain of less than this share of the time may well be none.
+# Of the time. A program chosen value by value is less regular, and what is predicted to gain less than this may gain
+# nothing when it runs.
 _WORTH = 0.003
-# Where programs must fit by another count than their peak, those planned for less room are looked at, too. By that
-# count recordings took up to 30 % more than their peak; from half the room on, a program that fits is sure to exist
-# or the budget is hopeless, and steps grow because each costs a whole search.
+# Of the room. Where programs must fit by another count than their peak, those planned for less room are looked at,
+# too: recordings take up to 30 % more than their peak. The shares lie further apart towards the end, because each
+# costs a whole search and few plans need them.
 _LOWER_SHARES = 0.95, 0.9, 0.85, 0.75, 0.6, 0.5
-# Programs that take up to half as much again are where a smaller one begins that drops values one by one; further up,
-# so many values must go that the stages' plans are better. Three beginnings, spread evenly, found what more found.
+# Programs that drop values one by one begin at some that take up to this many times the room: three of those, spread
+# evenly, because each beginning costs up to 60 plays of a program.
 _LARGER = 1.5
 _BEGINNINGS = 3
-_TRIES = 60  # values considered for keeping after all: each takes one play of the program, so this bounds the time
+_TRIES = 60  # values considered for keeping after all: each costs one play of the program, so this bounds the time
 _BY_VALUE = ", then value by value"
 
 

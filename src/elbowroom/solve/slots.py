@@ -36,6 +36,18 @@ class Division:
     exact: bool
     spare: int
 
+    @classmethod
+    def of(cls, budget: int, unit: int, common: int, stored: int) -> Division:
+        """Cut into slots of `unit` bytes, where all sizes are multiples of `common` and `stored` values at most are
+        stored at once: each loses half a slot on average."""
+        slots, exact = budget // unit, common % unit == 0
+        return cls(unit, slots, exact, 0 if exact else min(slots // 8, stored // 2 + 1))
+
+
+def table_slots(rows: float) -> int:
+    """How many slots a table of so many rows may have, with room for the spare."""
+    return int(TABLE_BYTES / 9 / rows)
+
 
 def useful_bytes(chain: Chain) -> int:
     """More memory than this makes no schedule faster: everything is saved and nothing is recomputed."""
@@ -52,7 +64,7 @@ def useful_bytes(chain: Chain) -> int:
 
 def most_slots(chain: Chain, rows: float) -> int:
     """How many slots a table of so many rows may have; refuses chains for which they would be too few."""
-    most = int(TABLE_BYTES / 8 / rows * 8 / 9)  # leaves room for the spare
+    most = table_slots(rows)
     if most < FEWEST:
         need = format_bytes(8.0 * rows * FEWEST)
         raise InputError(
@@ -73,10 +85,7 @@ def divide(chain: Chain, budget: int, asked: int | None, rows: float, steps: flo
     unit = common if budget // common <= wanted else max(1, budget // wanted)
     if budget // unit > most:  # a slot is a whole number of bytes: of small budgets there may be twice the slots
         unit = -(-budget // most)
-    slots, exact = budget // unit, common % unit == 0
-    # A stored value loses half a slot on average, and at most one per stage is stored.
-    spare = 0 if exact else min(slots // 8, len(chain) // 2 + 1)
-    return Division(unit, slots, exact, spare)
+    return Division.of(budget, unit, common, len(chain))
 
 
 def _common_divisor(chain: Chain) -> int:

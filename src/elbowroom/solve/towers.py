@@ -21,7 +21,7 @@ from elbowroom.solve.kernels.persistent import row_of
 from elbowroom.solve.kernels.rows import slots_of
 from elbowroom.solve.kernels.towers import Heights, heights_of
 from elbowroom.solve.method import Found, Method, Options
-from elbowroom.solve.slots import FEWEST, MOST, TABLE_BYTES, Division
+from elbowroom.solve.slots import FEWEST, MOST, TABLE_BYTES, Division, table_slots
 from elbowroom.units import format_bytes
 
 WORK = 1e9  # inner steps that may be spent on slots nobody asked for: about a second
@@ -97,13 +97,11 @@ def _check_size(problem: Towers) -> None:
 
 def _divide(problem: Towers, room: int, asked: int | None) -> Division:
     _check_size(problem)
-    common, most = _common_divisor(problem), int(TABLE_BYTES / 9 / _rows(problem))  # leaves room for the spare
+    common, most = _common_divisor(problem), table_slots(_rows(problem))
     affordable = max(FEWEST, min(MOST, int(WORK / max(1, _steps(problem)))))
     wanted = min(most, affordable if asked is None else asked)
     unit = common if room // common <= wanted else max(1, -(-room // wanted))
-    exact = common % unit == 0
-    steps = sum(len(tower) for tower in problem.towers)
-    return Division(unit, room // unit, exact, 0 if exact else min(room // unit // 8, steps // 2 + 1))
+    return Division.of(room, unit, common, sum(len(tower) for tower in problem.towers))
 
 
 def _common_divisor(problem: Towers) -> int:

@@ -19,7 +19,7 @@ class Host:
         self.now = self.peak = 0
         self.there: set[int] = set()  # a copy of these values is on the host, or will be once it has left the device
         self.leaving: set[int] = set()  # being copied to the host; still on the device
-        self.kept: set[int] = set()  # coming back, and their copy on the host stays
+        self.staying: set[int] = set()  # coming back, and their copy on the host stays
 
     def where(self, value: int) -> str:
         """Where a value is that is not on the device, in words."""
@@ -74,7 +74,7 @@ class Host:
             return "it is not on the host"
         self.memory.take(value, ~value)
         if keeps:
-            self.kept.add(value)
+            self.staying.add(value)
         return ""
 
     def _await(self, move: Await) -> str:
@@ -82,8 +82,8 @@ class Host:
         if ~value not in self.memory.values:
             return "it is not on its way from the host"
         self.memory.rename(~value, value)
-        if value in self.kept:
-            self.kept.discard(value)
+        if value in self.staying:
+            self.staying.discard(value)
         else:
             self.there.discard(value)
             self.now -= self.graph.value_bytes(value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -23,6 +25,8 @@ from staged import (
     state_after,
     step_bytes,
 )
+
+SOLVERS = ("persistent", "floating", "sequential")
 
 
 @pytest.mark.parametrize("part", [0.0, 0.4, 1.0])

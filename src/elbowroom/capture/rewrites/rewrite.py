@@ -188,7 +188,7 @@ def _overwrites(output: fx.Node, node: fx.Node) -> bool:
 
 # --- parts that outlive the rest -----------------------------------------------------------------------------
 
-PART_COPY = "kept_apart"  # in the meta of such a copy
+PART_COPY = "part_copy"  # in the meta of such a copy
 _LARGE, _MOST = 2**20, 0.75  # bytes of the whole, and its share that parts may be
 _LONG = {False: 50, True: 100}  # operators by which they outlive the rest; if decomposed to be fused, there are more
 

@@ -1,9 +1,10 @@
 """The stages of a model that cannot be captured, and what each costs, measured as the chain executor runs it.
 
 `stages_of` takes a model apart, `fuse_stages` joins what cannot be apart, and `measure_stages` makes a `Chain` for
-which the referee never predicts less memory than `execute.chain.ChainRunner` takes. It can predict more:
+which the referee never predicts less memory than `ChainRunner` takes. It can predict more:
 
-- What replays need to be exact (random states, buffers that change), the loss, and twice the bytes of parameters that
+- What running again needs to be exact (random states, buffers that change), the loss, and twice the bytes of
+parameters that
   several stages share are counted for the whole step, in `input_bytes`.
 - What a stage hands through as it is, forward or backward, counts twice while the stage runs.
 - A backward lets go of the stage's input and output, and of what it has used, earlier than the referee does. For a
@@ -31,10 +32,10 @@ from elbowroom.execute.by_stages.rerun import Autocast, FirstRun, Habits, Place,
 from elbowroom.execute.by_stages.stage_step import Activation, Gradients, SavedSet, Step, forward, save_all, steps_of
 from elbowroom.problem import Chain, Saving, Stage
 from elbowroom.progress import Progress
+from elbowroom.step.allocator import BLOCK
 
 REPEATS = 5  # every time is the median of so many
 HAIR = 1 + 1e-6
-CUDA_BLOCK = 512  # the CUDA allocator rounds up to these
 
 # --- which stages there are ----------------------------------------------------------------------------------
 
@@ -71,7 +72,9 @@ def fuse_stages(stages: Sequence[nn.Module], example: Any) -> list[nn.Module]:
             wrote = versions != [source._version for source in sources]
             views = _storages(_tensors(value)) <= _storages(sources)
             if wrote and at_input:
-                raise InputError(f"stages[{i}]", f"{_name(stage)} writes into the model's input, which replays need")
+                raise InputError(
+                    f"stages[{i}]", f"{_name(stage)} writes into the model's input, which running again needs"
+                )
             if groups and (wrote or views or at_input):
                 groups[-1].append(stage)
             else:
@@ -133,7 +136,7 @@ def measure_stages(
 
 @dataclass(frozen=True)
 class _Forward:
-    """A forward that saves nothing. `through_bytes` is what it hands through, `kept_bytes` what replays need."""
+    """A forward that saves nothing: `through_bytes` are handed through, `kept_bytes` are needed to run it again."""
 
     time: float
     output_bytes: int
@@ -237,7 +240,7 @@ def _gradients_from_outside(output: Activation) -> list[Gradients]:
 
 
 def _run(step: Step, source: Activation, habits: Habits, *, saving: bool) -> tuple[Any, FirstRun]:
-    """A forward that may have replays."""
+    """A forward that may run again."""
     devices = {tensor.device for tensor in (*_tensors(source.leaves), *step.parameters)}
     with Autocast.now().in_force(), remembering(step.stage, devices, habits) as found:
         made = save_all(step, source) if saving else forward(step, source, habits, found)
@@ -356,7 +359,7 @@ def _storages(tensors: Iterable[Tensor]) -> set[int]:
 def _bytes(tensors: Iterable[Tensor | None], device: torch.device) -> int:
     """What the storages behind some tensors take on a device, as its allocator counts."""
     storages = [t.untyped_storage() for t in tensors if t is not None and t.device == device]
-    block = CUDA_BLOCK if device.type == "cuda" else 1
+    block = BLOCK if device.type == "cuda" else 1
     return sum(-(-s.nbytes() // block) * block for s in {s._cdata: s for s in storages}.values())
 
 

@@ -47,7 +47,7 @@ class FirstRun:
         try:
             for device, state in self.random.items():
                 _set_random_state(device, state)
-            # A replay gets copies: the buffers themselves keep their version, which graphs that saved them check.
+            # A second run gets copies: the buffers themselves keep their version, which graphs that saved them check.
             with swapped([(kept.table, kept.name, kept.copy.clone()) for kept in self.buffers]):
                 yield
         finally:
@@ -70,7 +70,7 @@ def remembering(stage: nn.Module, devices: Iterable[torch.device], habits: Habit
     the first time that the modules are in these modes: on a GPU it means waiting.
 
     For dropout in recurrent networks cuDNN has a random stream of its own, which cannot be read. But setting the
-    GPU's random state makes it begin anew from there, which is done here too, so that a replay can do the same.
+    GPU's random state makes it begin anew from there, which is done here too, so that a second run can do the same.
     """
     found = FirstRun(
         {device: _random_state(device) for device in {torch.device("cpu"), *devices}},

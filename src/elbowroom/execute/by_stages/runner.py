@@ -3,13 +3,13 @@
 `ChainRunner(stages, schedule)(x)` gives what the stages give one after the other, attached to autograd. The forward
 executes the operations up to the loss, which is outside; the backward executes the rest. What comes out is what
 plain execution gives, bit for bit: the output, every gradient, buffers that a forward changes (once, however often
-it is replayed), the random streams. Parameters' gradients go into `.grad` as soon as they are known.
+it runs again), the random streams. Parameters' gradients go into `.grad` as soon as they are known.
 
 What differs from plain execution, because a stage runs more than once and its graph is not the caller's:
 
 - `torch.autograd.grad`, `backward(inputs=…)` and `create_graph=True` are refused; so is a second backward through the
   same output. If they ask for parameters alone, torch finds no way to them: `grad` says so, `backward` does nothing.
-- Forward hooks, and anything else a forward does besides changing buffers, happen again in every replay.
+- Forward hooks, and anything else a forward does besides changing buffers, happen again whenever a stage runs again.
 - Dropout between the layers of a recurrent network on a GPU draws other masks (see `remembering`).
 - A stage must not write into its input: `fuse_stages` joins one that does to the stage before it.
 - A parameter that several calls before one backward share gets their gradients one by one, not their sum, and so do
@@ -55,7 +55,7 @@ class ChainRunner:
         turn = self.schedule.index(Backward(len(self.stages) + 1))
         self.before, self.after = self.schedule[:turn], self.schedule[turn + 1 :]
         runs = Counter(op.at for op in self.schedule if isinstance(op, Forward))
-        self.replayed = frozenset(at for at, count in runs.items() if count > 1)
+        self.rerun = frozenset(at for at, count in runs.items() if count > 1)
         self.habits = tuple(Habits() for _ in self.stages)
 
     def __call__(self, value: Any) -> Any:
@@ -148,7 +148,7 @@ class _Run:
     @contextmanager
     def _as_first(self, at: int, source: Activation) -> Iterator[None]:
         """Run a stage's forward for the first time, or else as it ran then."""
-        if at not in self.runner.replayed:
+        if at not in self.runner.rerun:
             yield
             return
         step = self.steps[at - 1]

@@ -1,4 +1,4 @@
-"""Stages as the planner sees them: a `Chain` with sizes and times played on the joint graph.
+"""Stages as the planner sees them: a `Chain` with sizes and times played on the step graph.
 
 Two accounts of the same stages. `"full"` counts everything that crosses a cut at that cut, so a tensor that crosses
 several is counted at each. `"once"` counts it where it is made only, as if whatever an earlier checkpoint holds were
@@ -41,7 +41,7 @@ class StageCosts:
 
 @dataclass(frozen=True)
 class Staged:
-    """A joint graph cut into stages, with the ways each may save and what they cost."""
+    """A step graph cut into stages, with the ways each may save and what they cost."""
 
     graph: StepGraph
     sections: Sequence[Section]

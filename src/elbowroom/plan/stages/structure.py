@@ -1,8 +1,8 @@
 """What a network looks like to somebody who would cut it into stages: a word, and a sentence that says why.
 
-Only what flows counts (`stages/flow.py`), and shares are of the forward's time. Plans do not depend on the word: the
-planner tries its ways to cut and takes the fastest program. The word tells people what kind of network was found, and
-the sentence what a tool for chains would have to live with.
+Only what flows counts (`plan/stages/flow.py`), and shares are of the forward's time. Plans do not depend on the
+word: the planner tries its ways to cut and takes the fastest program. The word tells people what kind of network was
+found, and the sentence what a tool for chains would have to live with.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _about_chain(part: float) -> str:
 
 
 def _towers(graph: StepGraph, shares: Sequence[float]) -> Independent | None:
-    """Towers of the flow; operators are named by their number in the joint graph."""
+    """Towers of the flow; operators are named by their number in the step graph."""
     flow = flowing(graph)
     number = {op: i for i, op in enumerate(flow)}
     share = dict(zip(graph.forward, shares, strict=True))

@@ -1,6 +1,6 @@
 """Makes a program smaller by keeping less: what frees most bytes at the peak for the time that it costs goes first.
 
-The linear program (`keeping.py`) chooses with lives that it reads off a program. Where memory is short, what it
+The linear program (`choices.py`) chooses with lives that it reads off a program. Where memory is short, what it
 chooses lives otherwise, and nothing that fits may come of it. Here every value that goes makes another program, which
 is predicted exactly. The way begins at a program that takes too much, and ends at the first that fits.
 """
@@ -14,11 +14,14 @@ from elbowroom.plan.values.choices import Choices, Floats, Predicted
 from elbowroom.step.program import Program
 from elbowroom.step.referee import Prediction
 
-_EFFORT = 150_000  # operators, of all programs on the way, or
-_FEWEST = 20  # programs, if that is more, and as many again once one fits
-_HOPELESS = 1.01  # times as long as another: keeping more again will not make up for that
-_SMALL = 1 / 2000  # of the room: values that nobody asks about
-_INSTANT = 1e-4  # of a step: what takes less time is as good as free
+# How long the way may be: so many operators in all of its programs together, which is about a second, or so many
+# programs if that is more; and as many again once one fits.
+_EFFORT = 150_000
+_FEWEST = 20
+_HOPELESS = 1.01  # times as long as another program: what is kept again in the end rarely makes up for 1 %
+_SMALL = 1 / 2000  # of the room: smaller values are left alone, because there are many and they free little
+# Of a step: operators that take less time count as if they took this much, or they would all go first.
+_INSTANT = 1e-4
 
 Fits = Callable[[Program, Prediction], bool]
 

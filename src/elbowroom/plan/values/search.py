@@ -1,6 +1,6 @@
 """Looks for faster programs around one that fits, value by value.
 
-Each round reads off a program when its values live, has the linear program choose with that (`keeping.py`), and makes
+Each round reads off a program when its values live, has the linear program choose with that (`choices.py`), and makes
 a program of what it chose. That one's values live otherwise, so it may take more than was reckoned: every program is
 predicted exactly, and whoever asks takes it or leaves it.
 """
@@ -17,13 +17,17 @@ from elbowroom.plan.values.eviction import Eviction
 from elbowroom.step.graph import StepGraph
 from elbowroom.step.referee import Surroundings
 
+# Rounds and steps bound the time of a search: each solves one linear program and plays one program, and most searches
+# stop earlier because a step gains less than _GAIN, a share of the time.
 _ROUNDS = 8  # programs that may miss the room, each made with the last one in mind
-_STEPS = 8  # from the best that fits, each no further away than the last one showed to be sensible
-_GAIN = 1e-4  # of the time: less is not worth another step
-_SMALLEST_STEP = 1 / 300  # of the bytes kept, or the room
-_PHASES = 4  # where one is not enough
-_NEAR = 0.02  # above the least that any program takes: nearer, one phase is enough
-_NEARER = 0.005  # and nothing is dropped
+_STEPS = 8  # from the best that fits; each may change half or twice as much as the last one, as that went
+_GAIN = 1e-4
+_SMALLEST_STEP = 1 / 300  # of the bytes kept, or of the room: a smaller change moves less than one value as a rule
+_PHASES = 4  # where one is not enough; six or eight took longer and found nothing better
+# Shares by which a plan is above the least that any program takes. Nearer than the first, dividing the backward into
+# phases is not worth its time; nearer than the second, nor is evicting values one by one.
+_NEAR = 0.02
+_NEARER = 0.005
 
 
 class Refiner:

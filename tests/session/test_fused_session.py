@@ -1,0 +1,174 @@
+"""Sessions with fused kernels: where these fail or do not fit, PyTorch's serve, and it is said."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import elbowroom  # noqa: E402
+from elbowroom.errors import BudgetTooSmall  # noqa: E402
+from elbowroom.execute.region import Region  # noqa: E402
+from elbowroom.execute.trials import Trials  # noqa: E402
+from elbowroom.session import looking, session  # noqa: E402
+from fusible import Cnn, needs_compiler, perceptron  # noqa: E402
+from trained import only_entry  # noqa: E402
+
+pytestmark = [needs_compiler, pytest.mark.usefixtures("quick_compiler")]
+
+
+def assert_falls_back(budget, match: str) -> None:
+    model, x = perceptron()
+    plain = copy.deepcopy(model)
+    with pytest.warns(UserWarning, match=match) as said:
+        fitted = elbowroom.fit(model, x, budget=budget, kernels="inductor", times="estimate")
+    assert len([s for s in said if "elbowroom" in str(s.message)]) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted(x).square().sum().backward()
+    plain(x).square().sum().backward()
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
+    (entry,) = fitted.elbowroom.entries.values()
+    assert entry.plan.peak_bytes <= entry.plan.budget_bytes
+
+
+def test_a_compiler_that_fails_is_said_once_and_done_without(monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("no compiler here\nand more")
+
+    monkeypatch.setattr("elbowroom.execute.fused.compile_fx_inner", fail)
+    assert_falls_back("1GiB", r"PyTorch's own kernels.*compiling it failed: no compiler here$")
+
+
+def test_where_others_serve_instead_they_are_told_of_budgets_and_optimizers(monkeypatch):
+    monkeypatch.setattr("elbowroom.execute.fused.compile_fx_inner", None)
+    model, x = perceptron()
+    with pytest.warns(UserWarning, match="PyTorch's own kernels"):
+        fitted = elbowroom.fit(model, x, budget="1GiB", kernels="inductor", times="estimate")
+    entry = only_entry(fitted)
+    assert entry.instead is not None
+    fitted.elbowroom.set_optimizer(torch.optim.Adam(model.parameters()))
+    size = sum(2 * p.numel() * 4 + 4 for p in model.parameters())
+    assert entry.plan.resident["optimizer"] == size
+    fitted.elbowroom.set_budget("1MiB")
+    assert entry.plan.budget_bytes == entry.instead.options.budget_bytes == 2**20
+    assert entry.plan.resident["optimizer"] == size
+    with pytest.raises(BudgetTooSmall):
+        fitted.elbowroom.set_budget(1024)
+    assert fitted.elbowroom.options.budget_bytes == entry.instead.options.budget_bytes == 2**20
+    assert entry.plan.budget_bytes == 2**20
+
+
+def test_a_graph_that_cannot_be_contracted_says_what_failed(monkeypatch):
+    def fail(captured):
+        raise KeyError("odd")
+
+    monkeypatch.setattr("elbowroom.capture.backend.contract", fail)
+    assert_falls_back("1GiB", r"PyTorch's own kernels.*compiling it failed: KeyError: 'odd'$")
+
+
+def test_a_budget_that_fused_programs_cannot_meet_is_met_without_them(monkeypatch):
+    monkeypatch.setattr(Trials, "best", lambda *args: None)
+    assert_falls_back("1GiB", r"PyTorch's own kernels.*compiled, it needs at least")
+
+
+def test_a_budget_that_nothing_can_meet_is_refused():
+    model, x = perceptron()
+    with pytest.raises(BudgetTooSmall) as unfused:
+        elbowroom.fit(model, x, budget=1024, kernels="torch", times="estimate")
+    with pytest.raises(BudgetTooSmall) as either:
+        elbowroom.fit(model, x, budget=1024, kernels="inductor", times="estimate")
+    assert either.value.least_budget <= unfused.value.least_budget
+
+
+def test_a_budget_too_small_for_want_of_a_compiler_says_so(monkeypatch):
+    monkeypatch.setattr("elbowroom.execute.fused.compile_fx_inner", None)
+    model, x = perceptron()
+    with pytest.raises(BudgetTooSmall, match=r"is too small.*PyTorch's own kernels, because compiling it failed"):
+        elbowroom.fit(model, x, budget=1024, kernels="inductor", times="estimate")
+
+
+def test_a_model_that_changes_takes_one_step_without_a_trial_and_is_tried_again(monkeypatch):
+    """Freezing a layer makes PyTorch trace anew, in the middle of a step."""
+    looked_at, midway = [], []
+
+    class Noted(Region):
+        def __init__(self, traced, looks):
+            super().__init__(traced, looks)
+            (midway if looks.calls is None else looked_at).append(self)
+
+    monkeypatch.setattr(looking, "Region", Noted)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
+    plain, x = copy.deepcopy(model), torch.randn(64, 16)
+    fitted = elbowroom.fit(model, x, budget="1GiB", kernels="inductor", loss=lambda y: y.sum(), strict=True)
+    for step in range(3):
+        for each in (fitted, plain):
+            each[2].requires_grad_(step < 1)
+            each.zero_grad()
+        fitted(x).backward()
+        plain(x).sum().backward()
+        for ours, theirs in zip(fitted.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+    ((first,), (second,)) = looked_at, midway
+    assert [ready.fused is None for ready in first.programs] == [False]
+    assert [ready.fused is None for ready in second.programs] == [True, False]
+    (region,) = only_entry(fitted).regions
+    assert region is second
+    assert len(region.traced.graph.gradients) == 4
+    assert region.programs[region.current].fused is not None
+
+
+class ScaledByItself(nn.Module):
+    """Fused kernels round its sum otherwise than tracing did, and what follows is traced anew with the new number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        return self.last(x * x.sum().item()).square().mean()
+
+
+def test_a_step_of_which_a_part_is_traced_anew_is_verified_as_a_fused_one():
+    torch.manual_seed(0)
+    model, x = ScaledByItself(), torch.randn(64, 32)
+    plain = copy.deepcopy(model)
+    fitted = elbowroom.fit(model, x, budget="1GiB", kernels="inductor", loss=lambda loss: loss, verify=True)
+    fitted(x).backward()
+    plain(x).backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_little_gradients_of_a_step_that_may_be_recorded_are_not_late(monkeypatch):
+    """They get a place of their own, unless the budget becomes so small that they are no longer little."""
+    monkeypatch.setattr(session, "recordable", lambda captured: True)
+    torch._dynamo.reset()
+    model, batch = Cnn(16, layers=8), (torch.randn(8, 16, 8, 8), torch.randint(10, (8,)))
+    fitted = elbowroom.fit(model, *batch, budget="1GiB", kernels="inductor", times="estimate")
+    (entry,) = fitted.elbowroom.entries.values()
+    assert not entry.late
+    assert not entry.plan.late_gradients
+    (region,) = entry.regions
+    fitted(*batch).backward()
+    assert region.programs[region.current].fused.has_run == {"write"}
+    room = 19 * sum(p.numel() * p.element_size() for p in model.parameters())
+    fitted.zero_grad()
+    fitted.elbowroom.set_budget(entry.plan.resident_bytes + room)
+    assert entry.plan.late_gradients
+    assert len(entry.late) == len(list(model.parameters()))
+    with pytest.raises(BudgetTooSmall):
+        fitted.elbowroom.set_budget(entry.plan.resident_bytes + 1)
+    assert entry.late
+    assert region.programs[region.current].build.makes == "return"
+    fitted.elbowroom.set_budget("1GiB")
+    assert not entry.late
+    assert region.programs[region.current].build.makes == "write"
