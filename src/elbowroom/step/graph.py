@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 Kind = Literal["input", "gradient", "forward", "backward"]
@@ -118,6 +119,18 @@ class StepGraph:
                 reusable = tuple(read for read in op.reusable if read not in self.part_copies)
                 ops.append(replace(op, shares=shares, reusable=reusable))
         return replace(self, ops=tuple(ops), part_copies=frozenset())
+
+    @cached_property
+    def runs_made(self) -> dict[object, object]:
+        """Runs that were made for programs of this graph, so that equal ones are one object: programs that are
+        planned have most of theirs in common."""
+        return {}
+
+    @cached_property
+    def input_storages(self) -> Mapping[int, int]:
+        """A number for each storage of the inputs, in order; inputs that view one another share some."""
+        storages = dict.fromkeys(storage for op in self.inputs for storage in self.ops[op].storages)
+        return {storage: number for number, storage in enumerate(storages)}
 
     def bytes_of(self, storages: Iterable[int]) -> int:
         sizes = self.storage_bytes

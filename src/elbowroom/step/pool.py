@@ -62,6 +62,10 @@ class Pooled(Memory):
         self._workspace = 0
         self._multiplies = False
 
+    def bring_inputs(self) -> None:
+        for op in self.graph.inputs:
+            self.bring(op)
+
     def bring(self, op: int) -> None:
         self._inside = op not in self._fixed
         super().bring(op)

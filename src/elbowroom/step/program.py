@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TypeAlias
 
 from elbowroom.step.graph import StepGraph
 from elbowroom.step.operations import Move, Operation, Run
@@ -76,13 +76,12 @@ def make_program(graph: StepGraph, order: Sequence[int], *, copies_parts: bool =
     effects: dict[int, list[int]] = {op: [] for op in (*graph.effects, *drawing)}
     forward, _ = _draft(graph, graph.forward, kept, effects, again=False)
     memory = Memory(graph, 0)
-    for op in graph.inputs:
-        memory.bring(op)
+    memory.bring_inputs()
     forward_runs = _reusing(memory, forward, views_parts=False)
     for op in (*saved, *graph.arriving):
         memory.bring(op)
     backward_runs = _reusing(memory, backward, views_parts=not copies_parts)
-    rerun = {draft.op for draft in backward if draft.again}
+    rerun = {op for op, again, *_ in backward if again}
     reseeded = tuple(op for op in graph.forward if op in rerun and graph.ops[op].random)
     return Program(forward_runs, backward_runs, saved, reseeded)
 
@@ -90,7 +89,8 @@ def make_program(graph: StepGraph, order: Sequence[int], *, copies_parts: bool =
 def forward_only(graph: StepGraph) -> Program:
     """Computes the results and saves nothing; inputs stay as they are, because everything runs as a second time."""
     drafts, _ = _draft(graph, graph.forward, graph.results, {}, again=True)
-    return Program(tuple(Run(d.op, d.again, d.frees, None, d.accumulates, d.last_draw) for d in drafts), (), (), ())
+    runs = (Run(op, again, frees, None, into, last_draw) for op, again, frees, into, last_draw in drafts)
+    return Program(tuple(runs), (), (), ())
 
 
 def play_alone(graph: StepGraph, order: Sequence[int], have: Iterable[int], kept: Iterable[int]) -> tuple[int, int]:
@@ -106,14 +106,9 @@ def play_alone(graph: StepGraph, order: Sequence[int], have: Iterable[int], kept
     return peak, memory.now
 
 
-class _Draft(NamedTuple):
-    """What is known of a run before it is known what it may write over."""
-
-    op: int
-    again: bool
-    frees: tuple[int, ...]
-    accumulates: tuple[int, ...]
-    last_draw: bool
+# What is known of a run before it is known what it may write over: its operator, whether it runs again, what it
+# frees, what it is added to, whether it draws for the last time.
+_Draft: TypeAlias = tuple[int, bool, tuple[int, ...], tuple[int, ...], bool]
 
 
 def _draft(
@@ -141,7 +136,7 @@ def _draft(
         frees = tuple([value for value in (*once, op) if value not in alive and value not in inputs])
         into = tuple(accumulated[op]) if op in accumulated else ()
         last_draw = reruns and entry.random and op not in drawn
-        drafts.append(_Draft(op, reruns, frees, into, last_draw))
+        drafts.append((op, reruns, frees, into, last_draw))
         drawn.add(op)
         alive.discard(op)
         wanted.discard(op)
@@ -164,11 +159,20 @@ def _reusing(memory: Memory, drafts: Iterable[_Draft], *, views_parts: bool) -> 
 def _run(memory: Memory, draft: _Draft, *, views_parts: bool) -> Run:
     """A copy of a part may stay a view; but what becomes a parameter's gradient is alone in its storage."""
     op, again, frees, accumulates, last_draw = draft
-    entry = memory.graph.ops[op]
-    if views_parts and op in memory.graph.part_copies and not accumulates:
-        return Run(op, again, frees, None, accumulates, last_draw, entry.reads[0])
-    reuses = None
-    if entry.reusable:
+    graph = memory.graph
+    entry = graph.ops[op]
+    reuses = viewed_in = None
+    if views_parts and op in graph.part_copies and not accumulates:
+        viewed_in = entry.reads[0]
+    elif entry.reusable:
         reads = entry.rerun_reads if again else entry.reads
-        reuses = next((read for read in entry.reusable if memory.may_write_over(read, frees, reads)), None)
-    return Run(op, again, frees, reuses, accumulates, last_draw)
+        for read in entry.reusable:
+            if memory.may_write_over(read, frees, reads):
+                reuses = read
+                break
+    key = (op, again, frees, reuses, accumulates, last_draw, viewed_in)
+    made = graph.runs_made.get(key)
+    if made is None:
+        made = graph.runs_made[key] = Run(*key)
+    assert isinstance(made, Run)
+    return made

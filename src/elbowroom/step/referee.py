@@ -117,50 +117,46 @@ class _Referee:
             for i, gradient in graph.gradients
             if i in graph.parameters and graph.ops[gradient].kind == "backward"
         }
+        self._time = 0.0
         self._hidden: set[int] = set()  # results that the caller holds, and the backward makes again for itself
         self._host = Host(graph, memory, platform)
 
     def play(self) -> Prediction:
-        graph, around = self.graph, self.around
-        for op in graph.inputs:
-            self.memory.bring(op)
+        around = self.around
+        self.memory.bring_inputs()
         forward = self._forward()
         saved_bytes, between = self._turn()
         backward = self._backward()
-        time = 0.0
-        for operation in (*self.program.forward, *self.program.backward):
-            if isinstance(operation, Run) and operation.viewed_in is None:
-                time += graph.ops[operation.op].time
         missing = around.late_bytes
         return Prediction(
-            tuple([size - missing for size in forward]), tuple(backward), between, saved_bytes, time, self._host.peak
+            tuple([size - missing for size in forward]),
+            tuple(backward),
+            between,
+            saved_bytes,
+            self._time,
+            self._host.peak,
         )
 
     # --- forward ---
 
     def _forward(self) -> list[int]:
         reseeded = set(self.program.reseeded)
-        self._check_reseeded(reseeded)
+        if len(reseeded) != len(self.program.reseeded):
+            raise InvalidProgram("a generator's state is kept twice")
         levels = []
-        run_now = self.memory.run
+        run_now, ops = self.memory.run, self._ops
         for index, operation in enumerate(self.program.forward):
             self.index = index
             if isinstance(operation, Run):
                 self._check_forward(operation)
                 self._check_run(operation)
                 levels.append(run_now(operation, operation.op in reseeded))
+                self._time += ops[operation.op].time
             else:
                 levels.append(self._move(operation))
         self._check_forward_done()
         self._states = reseeded
         return levels
-
-    def _check_reseeded(self, reseeded: set[int]) -> None:
-        rerun = {run.op for run in self.program.backward_runs if run.again and 0 <= run.op < self._count}
-        drawn = {op for op in rerun if self._ops[op].random}
-        if drawn != reseeded or len(self.program.reseeded) != len(reseeded):
-            (*_, op) = sorted(drawn ^ reseeded) or sorted(reseeded)
-            raise InvalidProgram(f"the random state of {self._name(op)} must be kept if, and only if, it runs again")
 
     def _check_forward(self, run: Run) -> None:
         op = run.op
@@ -244,9 +240,11 @@ class _Referee:
         """What the backward reads; refuses a program that reads what was not handed to it."""
         graph, saved = self.graph, set(self.program.saved)
         read: set[int] = set()
+        ops, count = self._ops, self._count
         for run in self.program.backward_runs:
-            if 0 <= run.op < self._count:
-                read.update(reads_of(graph, run))
+            if run.op < count:
+                entry = ops[run.op]
+                read.update(entry.rerun_reads if run.again else entry.reads)
         if (unsaved := (read & self._inputs) - saved) or (unsaved := self._results_unsaved(read, saved)):
             raise InvalidProgram(f"the backward reads {self._name(min(unsaved))}, which is not saved for it")
         read.update(gradient for _, gradient in graph.gradients)  # one that arrives may be returned as it is
@@ -269,7 +267,7 @@ class _Referee:
         self.phase, self._last, self._in_order = "backward", -1, True
         self._ran = set()
         levels = []
-        run_now = self.memory.run
+        run_now, ops = self.memory.run, self._ops
         late, copied = self.around.late, self.around.copied
         missing = self.around.late_bytes
         for index, operation in enumerate(self.program.backward):
@@ -280,6 +278,8 @@ class _Referee:
             self._check_backward(operation)
             self._check_run(operation)
             during = run_now(operation) - missing
+            if operation.viewed_in is None:
+                self._time += ops[operation.op].time
             for i in operation.accumulates:
                 size = late.get(i, 0)
                 missing -= size

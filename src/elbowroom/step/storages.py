@@ -30,6 +30,20 @@ class Memory:
         self._from_outside: set[int] = set()
         self._lent: set[int] = set()  # copies that have become gradients of parameters, or are viewed in part
 
+    def bring_inputs(self) -> None:
+        """All inputs, into an empty memory: what `bring` does with each, in one go, for it happens thousands of
+        times."""
+        numbers = self.graph.input_storages
+        self._brought = dict(numbers)
+        self._from_outside = set(numbers.values())
+        self._sizes = [self.graph.storage_bytes.get(storage, 0) for storage in numbers]
+        self._holders = holders = [0] * len(numbers)
+        self.now = sum(self._sizes)
+        for op in self.graph.inputs:
+            self.values[op] = value = {storage: numbers[storage] for storage in self._ops[op].storages}
+            for copy in value.values():
+                holders[copy] += 1
+
     def bring(self, op: int) -> None:
         """A value that exists before the program runs. Inputs that view one another share their storage."""
         value = {}
@@ -59,7 +73,14 @@ class Memory:
         else:
             for storage, size in entry.makes:
                 value[storage] = self._new(size)
-        self._hold(run.op, value)
+        if run.op in values:
+            self.drop(run.op)
+        sizes, holders = self._sizes, self._holders
+        for copy in value.values():
+            if not holders[copy]:
+                self.now += sizes[copy]
+            holders[copy] += 1
+        values[run.op] = value
         if run.accumulates or run.viewed_in is not None:
             self._lent.update(value.values())
         if keeps_state:
