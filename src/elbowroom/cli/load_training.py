@@ -52,6 +52,7 @@ class Training:
     def fit(self, budget: int | str, times: str = "measure", kernels: str = "torch") -> AnySession:
         """The model under a budget, its batch planned already."""
         from elbowroom.api import fit
+        from elbowroom.session.fitted import session_of
 
         example = (self.batch,) if isinstance(self.batch, Mapping) else self.batch
         with self._blaming():
@@ -64,7 +65,7 @@ class Training:
                 times=times,
                 kernels=kernels,
             )
-        return fitted.elbowroom  # type: ignore[no-any-return]
+        return session_of(fitted)
 
     @contextmanager
     def _blaming(self) -> Iterator[None]:

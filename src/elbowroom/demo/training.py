@@ -27,6 +27,7 @@ from elbowroom.execute.verification import same_bits
 from elbowroom.measure.memory import Measurement, measure
 from elbowroom.report.picture import Lines
 from elbowroom.schedule.timeline import TimeLine
+from elbowroom.session.fitted import session_of
 from elbowroom.session.protocol import AnySession
 from elbowroom.solve import Progress
 from elbowroom.units import MAX_BYTES, format_bytes, format_seconds
@@ -190,7 +191,7 @@ def _session(subject: Subject) -> AnySession:
         fitted = fit(
             subject.model, *example, budget=MAX_BYTES, optimizer=optimizer, kernels="torch", accumulates=True
         )
-    return fitted.elbowroom  # type: ignore[no-any-return]
+    return session_of(fitted)
 
 
 def _plan(session: AnySession, subject: Subject) -> Any:

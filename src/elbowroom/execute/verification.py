@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from torch import nn
 from elbowroom.capture.backend import capture_settings, kept_whole
 from elbowroom.capture.traced_values import tensors_in
 from elbowroom.errors import Mismatch
+from elbowroom.measure.random_state import random_states, set_random_states
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,17 @@ class Outcome:
     gradients: dict[str, torch.Tensor | None]
     buffers: dict[str, torch.Tensor]
     random: list[torch.Tensor]
+
+
+class Verifiable(Protocol):
+    """A planned step beside the plain one: what is called, the model, and whether fused kernels run it."""
+
+    model: nn.Module
+    step: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def fuses(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,7 @@ class Verification:
         return f"identical to {self.against}: outputs, gradients, buffers and random state ({self.compared} tensors)"
 
 
-def verify_step(session: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Verification:
+def verify_step(session: Verifiable, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Verification:
     """Compare a planned step with plain execution; `Mismatch` names the first difference."""
     model = session.model
     planned = outcome(model, session, args, kwargs)
@@ -67,7 +79,9 @@ def verify_step(session: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     raise Mismatch(f"the planned step differs from plain execution: {difference}")
 
 
-def _verify_fused(session: Any, planned: Outcome, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Verification:
+def _verify_fused(
+    session: Verifiable, planned: Outcome, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Verification:
     step = torch.compile(session.step, dynamic=False)
     with capture_settings(64):
         compiled = outcome(session.model, step, args, kwargs)
@@ -160,7 +174,7 @@ def outcome(model: nn.Module, step: Callable[..., Any], args: tuple[Any, ...], k
             [leaf.detach().clone() for leaf in outputs],
             {name: None if p.grad is None else p.grad.clone().to_dense() for name, p in model.named_parameters()},
             {name: buffer.clone() for name, buffer in model.named_buffers()},
-            _random_states(),
+            random_states(),
         )
         with torch.no_grad():
             for leaf, value in zip(inputs, before, strict=True):
@@ -210,19 +224,12 @@ def _count(result: Outcome) -> int:
     return len(result.outputs) + len(result.gradients) + len(result.buffers) + len(result.random)
 
 
-def _random_states() -> list[torch.Tensor]:
-    states = [torch.get_rng_state()]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states.append(torch.cuda.get_rng_state())
-    return states
-
-
 @contextmanager
 def _state_kept(model: nn.Module) -> Iterator[None]:
     """Gradients start from None and come back; buffers and random states too."""
     gradients = [(p, p.grad) for p in model.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    states = _random_states()
+    states = random_states()
     for p, _ in gradients:
         p.grad = None
     try:
@@ -233,6 +240,4 @@ def _state_kept(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
-        torch.set_rng_state(states[0])
-        if len(states) > 1:
-            torch.cuda.set_rng_state(states[1])
+        set_random_states(states)

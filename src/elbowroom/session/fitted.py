@@ -42,6 +42,12 @@ def fitted(model: nn.Module, session: AnySession) -> Any:
     return made
 
 
+def session_of(model: nn.Module) -> AnySession:
+    """The session of a fitted model."""
+    assert isinstance(model, Fitted)
+    return model.elbowroom
+
+
 def _as_it_is(model: nn.Module) -> nn.Module:
     return model
 

@@ -67,8 +67,9 @@ class Options:
         if self.kernels not in ("auto", "torch", "inductor"):
             raise InputError("kernels", f'must be "auto", "torch" or "inductor", not {self.kernels!r}')
         for name in ("max_shapes", "forwards", "compilations"):
-            if getattr(self, name) < 1:
-                raise InputError(name, "must be at least 1")
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(name, f"must be a whole number of at least 1, not {value!r:.40}")
         if self.stages is not None:
             self._check_stages(self.stages)
 

@@ -15,6 +15,7 @@ from bisect import bisect_left, insort
 from collections.abc import Collection
 from dataclasses import replace
 
+from elbowroom.problem.platform import Platform
 from elbowroom.step.allocator import LARGE_GROWTH, MIB, SMALL, SMALL_GROWTH, whole_blocks
 from elbowroom.step.graph import StepGraph
 from elbowroom.step.operations import Operation, Run
@@ -26,14 +27,22 @@ WORKSPACES = 64 * MIB  # of matrix products, from the first one on
 PRODUCTS = "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"
 
 
-def pool_bytes(graph: StepGraph, program: Program, around: Surroundings, fixed: Collection[int]) -> int:
+def pool_bytes(
+    graph: StepGraph,
+    program: Program,
+    around: Surroundings,
+    fixed: Collection[int],
+    platform: Platform | None = None,
+) -> int:
     """Of a recording that makes the gradients which come late; inputs in `fixed` are outside."""
-    return max(_played(graph, each, around, fixed) for each in (program, _without_reuse(program)))
+    return max(_played(graph, each, around, fixed, platform) for each in (program, _without_reuse(program)))
 
 
-def _played(graph: StepGraph, program: Program, around: Surroundings, fixed: Collection[int]) -> int:
+def _played(
+    graph: StepGraph, program: Program, around: Surroundings, fixed: Collection[int], platform: Platform | None
+) -> int:
     memory = Pooled(graph, around, fixed)
-    predict(graph, program, around, memory=memory)
+    predict(graph, program, around, platform, memory)
     return sum(segment.size for segment in memory.segments.values())
 
 
