@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test check format bench clean
+.PHONY: setup demo test test-all check format bench clean
 
 setup: $(READY)
 
@@ -17,7 +17,10 @@ demo: setup
 	$(BIN)/elbowroom demo --plot elbowroom-demo.png
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile  # a file's programs are compiled but once
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"  # a file's programs are compiled but once
+
+test-all: setup
+	HYPOTHESIS_PROFILE=more $(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: setup
 	$(BIN)/ruff format --check .

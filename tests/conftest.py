@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "default", deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
+settings.register_profile("more", settings.get_profile("default"), max_examples=600)
 settings.register_profile("deep", deadline=None, max_examples=5000, suppress_health_check=list(HealthCheck))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

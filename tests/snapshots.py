@@ -1,6 +1,6 @@
 """Programs, predictions and emitted sources of networks of the zoo, in a form that can be compared byte for byte.
 
-Times are estimated, so that the machine does not matter. Both kinds of kernels, at two budgets. Digests of some are
+Times are estimated, so that the machine does not matter. Both kinds of kernels, at two budgets. Digests are
 stored in snapshots.json. After a change that is meant to alter plans, write them again:
 
     python tests/snapshots.py
@@ -23,10 +23,11 @@ from elbowroom.execute.fused_graphs import backward_graph, forward_graph
 from elbowroom.measure.measured import Measured
 from elbowroom.plan.planner import Planned, Planner
 from elbowroom.session.planning import surroundings
+from zoo import ZOO
 
 SHARES = 0.6, 0.35  # of the peak with everything saved
 STORED = Path(__file__).with_name("snapshots.json")
-NETWORKS = "resnet", "gpt2", "unet"
+QUICK = "resnet", "gpt2", "unet"  # what `make test` compares; `make test-all` compares the whole zoo
 
 
 def versions() -> dict[str, str]:
@@ -46,7 +47,7 @@ def digests(name: str, *, fused: bool) -> dict[str, str]:
 
 
 def write() -> None:
-    cells = {f"{name} {fused}": digests(name, fused=fused) for name in NETWORKS for fused in (False, True)}
+    cells = {f"{name} {fused}": digests(name, fused=fused) for name in ZOO for fused in (False, True)}
     STORED.write_text(json.dumps({"versions": versions(), "digests": cells}, indent=1) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Programs, predictions and emitted sources of three networks are what they were, byte for byte."""
+"""Programs, predictions and emitted sources of the zoo's networks are what they were, byte for byte."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from snapshots import NETWORKS, STORED, digests, versions
+from snapshots import QUICK, STORED, digests, versions
+from zoo import ZOO
+
+NETWORKS = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in ZOO if name not in QUICK)]
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["torch", "inductor"])
