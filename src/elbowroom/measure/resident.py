@@ -43,16 +43,12 @@ def resident_bytes(
     if device.type == "cuda":
         if multiplies:
             _make_lasting_workspaces(device)
-        parts["other"] = other_bytes(model, batch, optimizer, device)
+        gradients = [p.grad for p in trained if p.grad is not None]
+        ours = _bytes([*parameters, *model.buffers(), *gradients, *_state_tensors(optimizer)], device, set())
+        batch_tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        ours += _bytes(batch_tensors, device, set())
+        parts["other"] = max(0, torch.cuda.memory_allocated(device) - ours)
     return parts
-
-
-def other_bytes(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer | None, device: torch.device) -> int:
-    """What is allocated on a GPU besides parameters, their gradients, buffers, optimizer state and the batch."""
-    gradients = [p.grad for p in model.parameters() if p.requires_grad and p.grad is not None]
-    ours = _bytes([*model.parameters(), *model.buffers(), *gradients, *_state_tensors(optimizer)], device, set())
-    ours += _bytes((leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)), device, set())
-    return max(0, torch.cuda.memory_allocated(device) - ours)
 
 
 def multiplies_matrices(nodes: Iterable[fx.Node]) -> bool:

@@ -24,7 +24,6 @@ from elbowroom.measure.resident import (
     device_bytes,
     multiplies_matrices,
     optimizer_bytes,
-    other_bytes,
     resident_bytes,
     step_temporaries,
 )
@@ -353,17 +352,13 @@ class Session:
     def _resident_now(self, entry: Entry) -> dict[str, int]:
         """What is resident, with the optimizer's state as it is or will be.
 
-        An optimizer that was not known before may have had state already, which counted as something else.
+        State that was there before its optimizer was known has counted as `other` and still does: what else is in use
+        now says nothing of what will be, because workspaces of matrix products come and go.
         """
         assert entry.plan is not None
-        optimizer, device = self.options.optimizer, entry.graphs[0].device
-        resident = {
-            **entry.plan.resident,
-            "optimizer": 0 if optimizer is None else optimizer_bytes(optimizer, device),
-        }
-        if "other" in resident:
-            resident["other"] = min(resident["other"], other_bytes(self.model, (), optimizer, device))
-        return resident
+        optimizer = self.options.optimizer
+        state = 0 if optimizer is None else optimizer_bytes(optimizer, entry.graphs[0].device)
+        return {**entry.plan.resident, "optimizer": state}
 
     def _look_at_gradients(self, entry: Entry, resident: Mapping[str, int]) -> None:
         """Make other planners, if gradients are to be planned otherwise now."""
