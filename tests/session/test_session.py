@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -344,3 +345,12 @@ def test_a_model_that_changes_is_planned_again():
     fitted = both(Net(), run, *batch(), strict=True)
     (region,) = only_entry(fitted).regions
     assert len(region.traced.graph.gradients) == len([p for p in fitted.parameters() if p.requires_grad])
+
+
+def test_another_budget_counts_what_is_resident_as_before():
+    """What else is in use at that moment says nothing of what will be: workspaces come and go."""
+    fitted = fit(Net(), *batch(), budget="1GiB")
+    entry = only_entry(fitted)
+    entry.plan = replace(entry.plan, resident={**entry.plan.resident, "other": 12_345})
+    fitted.elbowroom.set_budget("512MiB")
+    assert entry.plan.resident["other"] == 12_345
