@@ -22,6 +22,7 @@ from elbowroom.plan.stages.structure import Structure, structure_of
 from elbowroom.plan.stages.translate import order_of
 from elbowroom.plan.values.choices import Predicted
 from elbowroom.plan.values.search import Refiner
+from elbowroom.progress import Progress
 from elbowroom.schedule import Operation, simulate
 from elbowroom.solve.persistent import Sweep
 from elbowroom.step.graph import StepGraph
@@ -87,14 +88,12 @@ class Planner:
         self,
         graph: StepGraph,
         around: Surroundings,
-        report: Callable[[float], None] = lambda part: None,
         *,
         as_chain: bool = False,
         whole_stages: bool = False,
     ) -> None:
         self.graph = graph
         self.around = around
-        self.report = report
         self.as_chain = as_chain
         program = make_program(graph, graph.backward, copies_parts=False)
         why = "it fits, and nothing runs again"
@@ -112,7 +111,7 @@ class Planner:
         """What the graph looks like, for people: plans do not depend on it."""
         return structure_of(self.graph)
 
-    def best(self, room: int, *, refine: bool = True) -> Planned | None:
+    def best(self, room: int, *, refine: bool = True, report: Progress = lambda part: None) -> Planned | None:
         """The fastest program found within `room` bytes above what is resident; None if there is none.
 
         Without `refine` it is not improved value by value, which takes as long as the rest.
@@ -122,7 +121,7 @@ class Planner:
         count = len(self._readings)
         for done, reading in enumerate(self._readings):
             self._turn(reading, room)
-            self.report((done + 1) / count)
+            report((done + 1) / count)
         if self.least.prediction.peak_bytes > room:
             return None
         best = self._fastest(room)

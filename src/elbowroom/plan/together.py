@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from elbowroom.plan.planner import Planned, Planner
+from elbowroom.progress import Progress
 from elbowroom.step.referee import peak_in_a_row
 
 _TURNS = 8  # every turn halves the range of the share: after eight it is known to half a percent
 
 
-def plan_together(planners: list[Planner], room: int) -> list[Planned] | None:
+def plan_together(planners: list[Planner], room: int, report: Progress = lambda part: None) -> list[Planned] | None:
     """Plans for graphs that run one after another; None if they do not fit. The same planner may come twice."""
     if len(planners) == 1:
-        found = planners[0].best(room)
+        found = planners[0].best(room, report=report)
         return None if found is None else [found]
     plans = [planner.everything for planner in planners]
     if peak_together(plans) <= room:
@@ -20,7 +21,8 @@ def plan_together(planners: list[Planner], room: int) -> list[Planned] | None:
     if peak_together(best) > room:
         return None
     low, high = 0.0, 1.0
-    for _ in range(_TURNS):  # every graph gets the same share between its least and its most
+    for turn in range(_TURNS):  # every graph gets the same share between its least and its most
+        report(turn / _TURNS)
         share = (low + high) / 2
         plans = _shared(planners, share, refine=False)
         if peak_together(plans) <= room:
