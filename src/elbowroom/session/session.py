@@ -49,8 +49,8 @@ from elbowroom.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from elbowroom.execute.trials import Trials
 
-# Of the room, for gradients. Scattered over a recording's pool they leave gaps (ResNet-101's, 4 % of the room, cost
-# 466 of 7,700 MiB); where they are more than this, a place of their own costs more than the gaps.
+# Of the room, for gradients. Scattered over a recording's pool they leave gaps (466 MiB in a ResNet-101's), so that
+# little ones are better off in a place of their own; larger ones would take more there than the gaps do.
 _LITTLE = 0.05
 
 

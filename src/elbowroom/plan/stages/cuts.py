@@ -149,8 +149,8 @@ def _is_valley(crossing: Sequence[int], i: int) -> bool:
     return True
 
 
-# A place is much lower than another from 0.9 times its bytes on, and a hill is 1.2 times as high: smaller differences
-# are a mask or a bias, and no reason to cut elsewhere.
+# A place is much lower than another if it has less than 0.9 times its bytes, and a hill if it has more than 1.2 times
+# as many: smaller differences are no reason to cut elsewhere.
 _LOWER, _HIGHER = 0.9, 1.2
 
 

@@ -25,7 +25,7 @@ from elbowroom.step.graph import StepGraph
 
 MOST_WAYS = 8  # of a stage: the dynamic program's time grows with their number
 # Of a byte, as multiples of what makes saving everything as dear as running everything again: four times more or less
-# each, over seven orders of magnitude, because minimum cuts change little in between.
+# each, over seven orders of magnitude. Every price costs one minimum cut.
 _PRICES = tuple(4.0**k for k in range(-6, 7))
 _SCALE = 10**8  # capacities are whole numbers that must stay well within 32 bits
 _INFINITE = 2**30
