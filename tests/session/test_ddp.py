@@ -18,23 +18,13 @@ from torch.nn import functional as F  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import elbowroom  # noqa: E402
+from trained import Block  # noqa: E402
 
 RANKS = 2
 LIMIT_S = 120  # a rank that waits for the other one would wait for ever
 STEPS = 3
 
 pytestmark = pytest.mark.skipif(not distributed.is_available(), reason="this PyTorch has no distributed package")
-
-
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(width, width, 3, padding=1)
-        self.norm = nn.BatchNorm2d(width)
-        self.drop = nn.Dropout(0.2)
-
-    def forward(self, x):
-        return x + self.drop(F.relu(self.norm(self.conv(x)), inplace=True))
 
 
 class Net(nn.Module):

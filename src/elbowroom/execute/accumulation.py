@@ -49,23 +49,24 @@ def on_trial(*, keeps: bool) -> Iterator[None]:
 
 
 def _take(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
-    if is_autograds(parameter):
-        return gradient
-    if parameter.grad is not None:
-        parameter.grad.add_(gradient)
-    else:
-        parameter.grad = _as_gradient(parameter, gradient)
-    return None
+    return _put(parameter, gradient, _as_gradient)
 
 
 def _add_copy(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
     """For a gradient whose storage others may hold: it must not become `.grad` itself."""
+    return _put(parameter, gradient, _copy)
+
+
+def _put(
+    parameter: torch.Tensor, gradient: torch.Tensor, first: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> torch.Tensor | None:
+    """Add a gradient to `.grad`; where there is none, `first` makes one of it."""
     if is_autograds(parameter):
         return gradient
     if parameter.grad is not None:
         parameter.grad.add_(gradient)
     else:
-        parameter.grad = _copy(parameter, gradient)
+        parameter.grad = first(parameter, gradient)
     return None
 
 
