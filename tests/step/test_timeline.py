@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elbowroom.problem import Platform
+from elbowroom.step.graph import Cost
 from elbowroom.step.operations import Await, Offload, Prefetch, Release
 from elbowroom.step.program import make_program
 from elbowroom.step.referee import predict
@@ -95,3 +96,15 @@ def second_copy_out(program, platform) -> float:
     """How long it takes."""
     _, span = (span for span in time_line(GRAPH, program, platform=platform).spans if span.resource == "to host")
     return span.end - span.start
+
+
+@pytest.mark.parametrize("seconds_per_copy", [0.0, 1e-7, 0.1])
+def test_copies_end_however_long_the_step_has_taken(seconds_per_copy):
+    """A rest of a copy that is too short to move the clock ends it."""
+    slow = {op: Cost(1e9 / 3, 0) for op in GRAPH.forward}
+    graph = GRAPH.with_costs(slow)
+    program = program_that_moves(FIRST, at_once=True)
+    for rate in (0.3, 7.0, 1e7 / 3):
+        platform = Platform(to_host=rate, from_host=rate / 3, seconds_per_copy=seconds_per_copy)
+        line = time_line(graph, program, platform=platform)
+        assert {span.resource for span in line.spans} == {"compute", "to host", "from host"}

@@ -21,6 +21,8 @@ from elbowroom.step.referee import Surroundings, predict
 
 Direction = Literal["to host", "from host"]
 
+_INSTANT = 1e-12  # of the time that has passed
+
 
 def time_line(
     graph: StepGraph, program: Program, around: Surroundings | None = None, platform: Platform | None = None
@@ -130,13 +132,18 @@ class _Link:
             step_end = min(event, until)
             self._flow(max(0.0, step_end - self._clock))
             self._clock = max(self._clock, step_end)
-            done = [direction for direction, copy in self._running.items() if self._left_s(direction, copy) <= 1e-15]
+            done = [d for d, copy in self._running.items() if self._left_s(d, copy) <= self._instant]
             for direction in done:
                 copy = self._running.pop(direction)
                 self._ended[direction, copy.value] = self._clock
                 self.spans.append(Span(copy.start, self._clock, copy.level, copy.operation, direction, copy.bytes))
             if not done and self._clock >= until:
                 return
+
+    @property
+    def _instant(self) -> float:
+        """Seconds too short to be told from none at this time: added to the clock, they might not move it."""
+        return _INSTANT * max(1.0, self._clock)
 
     def _start_waiting(self) -> None:
         for direction, queue in self._queues.items():
@@ -167,6 +174,7 @@ class _Link:
         rates = {direction: self._rate(direction) for direction in self._running}
         for direction, copy in self._running.items():
             if copy.waits > 0:
-                copy.waits = max(0.0, copy.waits - seconds)
+                left = copy.waits - seconds
+                copy.waits = left if left > self._instant else 0.0
             else:
                 copy.left = max(0.0, copy.left - seconds * rates[direction])
