@@ -68,11 +68,19 @@ def test_a_gradient_that_is_never_made_is_refused():
     assert "is never made" in refused(GRAPH, program)
 
 
-@pytest.mark.parametrize("number", [-1, 10_000])
+@pytest.mark.parametrize("number", [-10_000, -1, len(GRAPH.ops), 10_000])
 def test_operators_that_do_not_exist_are_refused(number):
     assert "there is no operator" in refused(GRAPH, replace(PROGRAM, forward=(Run(number), *PROGRAM.forward)))
     assert "there is no operator" in refused(GRAPH, replace(PROGRAM, backward=(Run(number), *PROGRAM.backward)))
     assert "there is no operator" in refused(GRAPH, replace(PROGRAM, forward=(*PROGRAM.forward, Offload(number))))
+
+
+def test_operators_that_do_not_exist_are_refused_where_a_result_is_made_again():
+    """The backward is looked through for results before it is played."""
+    again = make_program(GRAPH, [*GRAPH.forward, *GRAPH.backward])
+    assert set(GRAPH.results) & again.reruns.keys()
+    for number in (-10_000, len(GRAPH.ops)):
+        assert "there is no operator" in refused(GRAPH, replace(again, backward=(Run(number), *again.backward)))
 
 
 # --- values on the host --------------------------------------------------------------------------------------

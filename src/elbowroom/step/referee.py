@@ -242,7 +242,7 @@ class _Referee:
         read: set[int] = set()
         ops, count = self._ops, self._count
         for run in self.program.backward_runs:
-            if run.op < count:
+            if 0 <= run.op < count:  # others are refused when their turn comes
                 entry = ops[run.op]
                 read.update(entry.rerun_reads if run.again else entry.reads)
         if (unsaved := (read & self._inputs) - saved) or (unsaved := self._results_unsaved(read, saved)):
@@ -257,8 +257,9 @@ class _Referee:
         waiting = {op for op in self.graph.results if op in read and op not in saved}
         found: set[int] = set()
         for run in self.program.backward_runs if waiting else ():
-            found.update(op for op in reads_of(self.graph, run) if op in waiting)
-            waiting.discard(run.op)
+            if 0 <= run.op < self._count:
+                found.update(op for op in reads_of(self.graph, run) if op in waiting)
+                waiting.discard(run.op)
         return found
 
     # --- backward ---
@@ -303,7 +304,7 @@ class _Referee:
             if run.last_draw:
                 if not entry.random:
                     raise self._refuse("it draws no random numbers")
-                self._states = self._states - {op}
+                self._states.discard(op)
         elif entry.kind != "backward" or run.again or run.last_draw:
             raise self._refuse("only forward operators can run again")
         elif op in self._ran:
@@ -323,7 +324,6 @@ class _Referee:
         self.index = len(self.program.backward)
         for i in self._awaited:
             raise InvalidProgram(f"the gradient of {self._name(i)} is never made")
-        accumulated = {gradient: i for i, gradient in graph.gradients if i in graph.parameters}
         returned = {
             gradient
             for i, gradient in graph.gradients
@@ -340,7 +340,8 @@ class _Referee:
         left = values.keys() - self._inputs - returned
         if left:
             op = min(left, key=abs)
-            what = " although it was added to a gradient" if op in accumulated else ""
+            is_added = any(op == gradient for i, gradient in graph.gradients if i in graph.parameters)
+            what = " although it was added to a gradient" if is_added else ""
             raise InvalidProgram(f"the backward never frees {self._name(op)}{what}")
         for op in self._states:
             raise InvalidProgram(f"the generator's state kept for {self._name(op)} is never let go")
