@@ -16,9 +16,9 @@ from elbowroom.errors import ElbowroomError, InputError
 from elbowroom.execute.by_stages.measuring import stages_of
 from elbowroom.execute.verification import verify_step
 from elbowroom.plan.plan import Plan
-from elbowroom.session.fitted import Fitted, fitted
+from elbowroom.session.fitted import fitted
+from elbowroom.session.handle import Handle
 from elbowroom.session.options import Options, Wishes
-from elbowroom.session.protocol import AnySession
 from elbowroom.session.session import Session
 from elbowroom.session.stage_session import StageSession
 
@@ -62,7 +62,7 @@ def plan(model: nn.Module, *example: Any, budget: int | str, **wishes: Unpack[Wi
     return prepared.plan
 
 
-def _session(model: nn.Module, example: tuple[Any, ...], options: Options) -> AnySession:
+def _session(model: nn.Module, example: tuple[Any, ...], options: Options) -> Handle:
     """A session that has planned the example, on the road that can take the model."""
     _check(model, example, options)
     options = options.for_model(model)
@@ -71,7 +71,7 @@ def _session(model: nn.Module, example: tuple[Any, ...], options: Options) -> An
     make_step = partial(_step, loss=loss, takes_target=takes_target, arguments=len(example))
     if why := _why_by_stages(model, options):
         count = len(example) if takes_target else 1
-        session: AnySession = StageSession(model, make_step, options, count, why)
+        session: Handle = StageSession(model, make_step, options, count, why)
         _LOG.warning("elbowroom runs %s stage by stage: %s", type(model).__name__, why)
     else:
         session = Session(model, make_step, options)
@@ -83,8 +83,6 @@ def _session(model: nn.Module, example: tuple[Any, ...], options: Options) -> An
 def _check(model: nn.Module, example: tuple[Any, ...], options: Options) -> None:
     if not isinstance(model, nn.Module):
         raise InputError("model", f"must be a torch.nn.Module, not {type(model).__name__}")
-    if isinstance(model, Fitted):
-        raise InputError("model", "is fitted already; fit the original")
     keywords = len(example) == 1 and isinstance(example[0], Mapping)
     if keywords and options.loss is not None and _takes_target(options.loss):
         raise InputError("loss", "takes a target, and keyword arguments have no last one; write loss=lambda out: …")
@@ -110,19 +108,19 @@ def _step(
     if loss is None:
 
         def step(*args: Any, **kwargs: Any) -> Any:
-            return model(*args, **kwargs)
+            return model._call_impl(*args, **kwargs)
 
     elif takes_target:
 
         def step(*args: Any, **kwargs: Any) -> Any:
             if len(args) < arguments:
-                return model(*args, **kwargs)
-            return loss(model(*args[:-1], **kwargs), args[-1])
+                return model._call_impl(*args, **kwargs)
+            return loss(model._call_impl(*args[:-1], **kwargs), args[-1])
 
     else:
 
         def step(*args: Any, **kwargs: Any) -> Any:
-            return loss(model(*args, **kwargs))
+            return loss(model._call_impl(*args, **kwargs))
 
     return step
 

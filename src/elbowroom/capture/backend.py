@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch._decomp import decompositions
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import TensorStaticReason
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import default_partition
 
@@ -40,10 +41,14 @@ def make_backend(
     on_capture: Callable[[R], None],
     on_refusal: Callable[[str], None],
     *,
+    on_inference: Callable[[], None] = lambda: None,
     fused: bool = False,
 ) -> Callable[..., Any]:
     """A backend that makes something runnable of every training graph it takes, and then calls `on_capture` with it,
     before the graph first runs.
+
+    A graph that it does not take runs as it is, unless `on_refusal`, which gets the reason, raises an error; so does
+    a graph without any gradient, of which `on_inference` is told.
 
     `fused`: its programs will be compiled by Inductor, so the graph is traced as Inductor wants it.
     """
@@ -64,7 +69,7 @@ def make_backend(
             return _stand_ins(captured)
 
         if fused:
-            return _trace_with_inductor(graph_module, example_inputs, partition, runnables)
+            return _trace_with_inductor(graph_module, example_inputs, partition, runnables, on_inference)
 
         def forward_compiler(module: fx.GraphModule, _: Any) -> Any:
             return _boxed(runnables[-1].forward) if runnables else _boxed_module(module)
@@ -72,11 +77,15 @@ def make_backend(
         def backward_compiler(module: fx.GraphModule, _: Any) -> Any:
             return _boxed(runnables[-1].backward) if runnables else _boxed_module(module)
 
+        def inference_compiler(module: fx.GraphModule, _: Any) -> Any:
+            on_inference()
+            return _boxed_module(module)
+
         compiled = aot_autograd(
             fw_compiler=forward_compiler,
             bw_compiler=backward_compiler,
             partition_fn=partition,
-            inference_compiler=lambda module, _: _boxed_module(module),
+            inference_compiler=inference_compiler,
         )
         with kept_whole():
             return compiled(graph_module, example_inputs)
@@ -114,7 +123,11 @@ def kept_whole() -> Iterator[None]:
 
 
 def _trace_with_inductor(
-    graph_module: fx.GraphModule, example_inputs: Any, partition: Callable[..., Any], runnables: Sequence[Runnable]
+    graph_module: fx.GraphModule,
+    example_inputs: Any,
+    partition: Callable[..., Any],
+    runnables: Sequence[Runnable],
+    on_inference: Callable[[], None],
 ) -> Any:
     """Inductor's own way to the joint graph: its decompositions and passes, then our partition by its hook.
 
@@ -132,6 +145,8 @@ def _trace_with_inductor(
             return None
 
     def inner_compile(module: fx.GraphModule, inputs: Any, **rest: Any) -> Any:
+        if rest.get("is_inference"):
+            on_inference()
         if rest.get("is_inference") or not runnables:
             return compile_fx_inner(module, inputs, **rest)
         return _boxed(runnables[-1].backward if rest.get("is_backward") else runnables[-1].forward)
@@ -150,21 +165,39 @@ def _trace_with_inductor(
 
 @contextmanager
 def capture_settings(graphs: int) -> Iterator[None]:
-    """Dynamo's settings while it traces for us: recurrent layers too, and as many graphs as we ask for."""
+    """Dynamo's settings while it traces for us: recurrent layers too, and as many graphs as we ask for.
+
+    Numbers that change from call to call become inputs of a graph, also those that modules hold. Hooks are looked at
+    before each call. Random numbers of numpy are numpy's.
+    """
     settings: dict[str, Any] = {
         "allow_rnn": True,
         "optimize_ddp": False,
         "recompile_limit": graphs,
         "accumulated_recompile_limit": 64 * graphs,
+        "automatic_dynamic_shapes": True,
+        "assume_static_by_default": True,
+        "specialize_float": False,
+        "allow_unspec_int_on_nn_module": True,
+        "skip_nnmodule_hook_guards": False,
+        "use_numpy_random_stream": True,
     }
-    own = decompositions.select_one_layer_lstm_function
+    builder: Any = torch._dynamo.variables.builder
+    lstm, static = decompositions.select_one_layer_lstm_function, builder.tensor_always_has_static_shape
     # An LSTM whose input needs no gradient is taken for inference, though its weights do: what it saves is nothing.
     decompositions.select_one_layer_lstm_function = lambda *_: decompositions.one_layer_lstm
+    # A plan is for one size of every tensor: sizes that change make another graph, and never become unknowns.
+    builder.tensor_always_has_static_shape = _always_static
     try:
         with torch._dynamo.config.patch(**settings):
             yield
     finally:
-        decompositions.select_one_layer_lstm_function = own
+        decompositions.select_one_layer_lstm_function = lstm
+        builder.tensor_always_has_static_shape = static
+
+
+def _always_static(*_: Any, **__: Any) -> tuple[bool, TensorStaticReason]:
+    return True, TensorStaticReason.NN_MODULE_PROPERTY
 
 
 def _on_cuda(joint: fx.GraphModule) -> bool:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
 
 from elbowroom.capture.out_variant import overwritable
 from elbowroom.capture.rewrites.rewrite import PART_COPY, batch_norm_updating, rewrite
@@ -107,15 +106,14 @@ def live_bytes(node: fx.Node) -> int:
 
 def why_not(graph_module: fx.GraphModule) -> str | None:
     """Why a graph cannot be planned, if it cannot."""
-    symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
     for node in graph_module.graph.nodes:
         if node.target is torch.ops.higher_order.with_effects:
             return f"{node.args[1]} has effects besides its value"
-        for leaf in tree_leaves(node.meta.get("val")):
-            if isinstance(leaf, symbolic):
-                return "it has shapes that depend on data"
-            if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
+        for leaf in tensors_of(node):
+            if leaf.layout is not torch.strided:
                 return f"it has sparse tensors ({node.target})"
+            if any(isinstance(size, torch.SymInt) for size in (*leaf.shape, *leaf.stride(), leaf.storage_offset())):
+                return "it has shapes that depend on data"
     return None
 
 
@@ -206,7 +204,8 @@ def _op(index: int, node: fx.Node, kind: Kind, number: dict[fx.Node, int], stora
         sequence=node.meta.get("seq_nr"),
         random=is_random(node),
         reusable=tuple(number[read] for read in overwritable(node)),
-        storable=isinstance(node.meta.get("val"), torch.Tensor),
+        # What is computed of a number that changes from call to call is computed again: autograd saves tensors only.
+        storable=isinstance(node.meta.get("val"), torch.Tensor) or kind == "input",
         key=_key(node),
     )
 

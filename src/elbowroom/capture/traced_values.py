@@ -19,6 +19,14 @@ def tensors_of(node: fx.Node) -> list[torch.Tensor]:
     return tensors_in(node.meta.get("val"))
 
 
+def number_in(value: Any) -> Any:
+    """What a number that is an input of the graph was when it was traced, or 1 if it is computed by the graph;
+    anything else as it is."""
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return 1 if value.node.hint is None else value.node.hint
+    return value
+
+
 def is_view(node: fx.Node) -> bool:
     """Whether a node shows memory of what it reads, or a part of a tuple. One that writes there shows nothing new."""
     if node.target in (operator.getitem, torch.ops.aten._unsafe_view.default):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from elbowroom.session.protocol import AnySession
+    from elbowroom.session.handle import Handle
 
 FORM = "PACKAGE.MODULE:FACTORY"
 _RETURNS = "must return (model, batch), (model, batch, loss) or (model, batch, loss, optimizer)"
@@ -49,7 +49,7 @@ class Training:
     def kwargs(self) -> Mapping[str, Any]:
         return self.batch if isinstance(self.batch, Mapping) else {}
 
-    def fit(self, budget: int | str, times: str = "measure", kernels: str = "torch") -> AnySession:
+    def fit(self, budget: int | str, times: str = "measure", kernels: str = "torch") -> Handle:
         """The model under a budget, its batch planned already."""
         from elbowroom.api import fit
         from elbowroom.session.fitted import session_of

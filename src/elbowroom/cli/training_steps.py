@@ -32,7 +32,7 @@ from elbowroom.report.sweep_table import save_sweep_plot, sweep_table
 from elbowroom.units import MAX_BYTES, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from elbowroom.session.protocol import AnySession
+    from elbowroom.session.handle import Handle
 
 FactoryName = Annotated[
     str,
@@ -160,12 +160,12 @@ def verify_command(
         raise typer.Exit(1)
 
 
-def _fitted(factory: str, budget: str, times: str, kernels: str) -> tuple[Training, AnySession]:
+def _fitted(factory: str, budget: str, times: str, kernels: str) -> tuple[Training, Handle]:
     training = load_training(factory)
     return training, training.fit(budget, times, kernels)
 
 
-def _plan_of(training: Training, session: AnySession) -> Plan:
+def _plan_of(training: Training, session: Handle) -> Plan:
     entry = session.prepare(training.args, training.kwargs)
     if entry.plan is None:
         raise InputError(training.name, f"its {type(training.model).__name__} cannot be planned: {entry.unplanned}")

@@ -28,7 +28,7 @@ from elbowroom.measure.memory import Measurement, measure
 from elbowroom.report.picture import Lines
 from elbowroom.schedule.timeline import TimeLine
 from elbowroom.session.fitted import session_of
-from elbowroom.session.protocol import AnySession
+from elbowroom.session.handle import Handle
 from elbowroom.solve import Progress
 from elbowroom.units import MAX_BYTES, format_bytes, format_seconds
 
@@ -183,7 +183,7 @@ def _step(subject: Subject, call: Call, batch: tuple[Tensor, ...], optimizer: to
     return loss.detach()
 
 
-def _session(subject: Subject) -> AnySession:
+def _session(subject: Subject) -> Handle:
     """The model fitted to more than it needs; budgets follow, and nothing is captured again for them."""
     with subject.precision():
         # PyTorch's own kernels, so that every bit can be compared.
@@ -194,14 +194,14 @@ def _session(subject: Subject) -> AnySession:
     return session_of(fitted)
 
 
-def _plan(session: AnySession, subject: Subject) -> Any:
+def _plan(session: Handle, subject: Subject) -> Any:
     with subject.precision():
         plan = session.prepare(subject.batches[0], {}).plan
     assert plan is not None
     return plan
 
 
-def _set_budget(session: AnySession, budget: int) -> bool:
+def _set_budget(session: Handle, budget: int) -> bool:
     """Plan within the budget, or the least there is; whether it had to be that."""
     try:
         session.set_budget(budget)
@@ -217,7 +217,7 @@ def _run(
     least: bool | None,
     plain: Trained,
     trained: Trained,
-    session: AnySession,
+    session: Handle,
     start: Mapping[str, Tensor],
 ) -> Run:
     plan = _plan(session, subject)

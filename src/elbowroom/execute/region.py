@@ -7,10 +7,11 @@ pending backward always runs the program that its forward prepared.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,11 +30,42 @@ if TYPE_CHECKING:
     from elbowroom.execute.recorder import Recorder
 
 
+class Stopped(BaseException):
+    """Ends a call at a graph, before the graph has run. Nothing is wrong, so nobody who handles errors may see it."""
+
+    def __init__(self, region: Region) -> None:
+        super().__init__()
+        self.region = region
+
+
 class Looks:
-    """Shared by the regions of a session. While `calls` is a list, they compute outputs only and write down calls."""
+    """Shared by the regions of a session, which uses it to look at a model, and to be asked before a region runs.
+
+    While `calls` is a list, the thread that looks runs no programs: regions write down that they were called, then
+    end the call if `ends` is set, or else compute outputs only. At other times `may_run` is asked first, if there is
+    one; a region that may not run ends the call. `begun` counts the regions that have begun to run.
+    """
 
     def __init__(self) -> None:
         self.calls: list[Region] | None = None
+        self.ends = False
+        self.may_run: Callable[[Region], bool] | None = None
+        self.begun = 0
+        self._thread = 0
+
+    @contextmanager
+    def looking(self, *, ends: bool) -> Iterator[list[Region]]:
+        calls: list[Region] = []
+        self._thread, self.ends, self.calls = get_ident(), ends, calls
+        try:
+            yield calls
+        finally:
+            self.calls = None
+
+    @property
+    def now(self) -> bool:
+        """Whether the present thread looks."""
+        return self.calls is not None and self._thread == get_ident()
 
 
 @dataclass(frozen=True)
@@ -89,6 +121,8 @@ class Region:
         self.at_first: Callable[[Region], None] | None = None  # installs a program before the first run, if none is
         self.example: list[Callable[[], torch.Tensor | None]] = []  # what it was called with when looked at
         self._look: Callable[[list[Any]], list[Any]] | None = None
+        inputs = [traced.nodes[i].meta["val"] for i in traced.graph.inputs]
+        self._takes_numbers = not all(isinstance(value, torch.Tensor) for value in inputs)
 
     def install(self, build: Build) -> None:
         """From the next forward on, run this program."""
@@ -137,15 +171,21 @@ class Region:
         return self.programs[self.current].source()
 
     def forward(self, arguments: list[Any]) -> list[Any]:
-        if self.looks.calls is not None:
-            self.looks.calls.append(self)
-            return self._outputs_only(arguments)
+        looks = self.looks
+        if looks.calls is not None and looks.now:
+            return self._looked_at(arguments, looks.calls)
+        if looks.may_run is not None and not looks.may_run(self):
+            self._remember(arguments)
+            raise Stopped(self)
+        looks.begun += 1
         if self.current < 0 and self.at_first is not None:
-            self.example = [_remembered(argument) for argument in arguments]
+            self._remember(arguments)
             self.at_first(self)
         self.runs += 1
         with self.watch():
             outputs = self.programs[self.current].forward(arguments)
+        if self._takes_numbers:
+            outputs = _numbers_as_tensors(outputs, len(self.traced.forward_outputs))
         outputs.append(self.tickets.issue(self.runs, self.current))
         return outputs
 
@@ -155,12 +195,23 @@ class Region:
         if number < 0:
             raise ElbowroomError("this forward ran only to look at the model; call the fitted model again")
         self.tickets.collect(run)
+        if self._takes_numbers:
+            arguments[:] = [_as_number(argument) for argument in arguments]
         with self.watch():
             gradients: list[Any] = self.programs[number].backward(arguments)
         return gradients
 
-    def _outputs_only(self, arguments: list[Any]) -> list[Any]:
+    def _looked_at(self, arguments: list[Any], calls: list[Region]) -> list[Any]:
+        calls.append(self)
+        self._remember(arguments)
+        if self.looks.ends:
+            raise Stopped(self)
+        return self._outputs_only(arguments)
+
+    def _remember(self, arguments: list[Any]) -> None:
         self.example = [_remembered(argument) for argument in arguments]
+
+    def _outputs_only(self, arguments: list[Any]) -> list[Any]:
         if self._look is None:
             plain = self.traced.unfused or self.traced
             self._look = emit_outputs_only(plain, forward_only(plain.graph))
@@ -182,6 +233,23 @@ class Region:
             else:
                 outputs.append(None if op is None else made_real(self.traced.nodes[op].meta["val"]).zero_())
         return outputs
+
+
+class _Number(torch.Tensor):
+    """A number on its way from forward to backward: autograd saves tensors only."""
+
+
+def _numbers_as_tensors(outputs: list[Any], visible: int) -> list[Any]:
+    """What goes to the backward as tensors; what the user gets stays as it is."""
+    saved = (
+        value if isinstance(value, torch.Tensor) else torch.tensor(value).as_subclass(_Number)
+        for value in outputs[visible:]
+    )
+    return [*outputs[:visible], *saved]
+
+
+def _as_number(value: Any) -> Any:
+    return value.as_subclass(torch.Tensor).item() if isinstance(value, _Number) else value
 
 
 def _emitted(build: Build) -> Ready:

@@ -17,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from elbowroom.capture.joint_graph import Captured, made_real
+from elbowroom.capture.traced_values import number_in
 from elbowroom.execute.accumulation import on_trial
 from elbowroom.execute.fused import Fused
 from elbowroom.execute.fused_graphs import Mode
@@ -198,9 +199,12 @@ def _inputs(region: Region, number: int) -> list[Any]:
     captured = region.programs[number].build.measured.captured
     inputs = []
     for i, given in zip(captured.graph.inputs, region.example, strict=True):
-        tensor = given()
+        tensor, traced = given(), captured.nodes[i].meta["val"]
+        if not isinstance(traced, torch.Tensor):
+            inputs.append(number_in(traced))
+            continue
         if tensor is None:
-            tensor = made_up(captured.nodes[i].meta["val"], limit=1)
+            tensor = made_up(traced, limit=1)
         inputs.append(tensor.detach().clone() if i in captured.graph.overwritten else tensor.detach())
     return inputs
 

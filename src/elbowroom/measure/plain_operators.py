@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from elbowroom.capture.joint_graph import Captured
-from elbowroom.capture.traced_values import tensors_in, tensors_of
+from elbowroom.capture.traced_values import number_in, tensors_in, tensors_of
 from elbowroom.measure.cache import OpCosts, cached_costs
 from elbowroom.measure.estimate import estimated_time
 from elbowroom.step.allocator import allocator_block
@@ -228,7 +228,7 @@ def _made_up_call(node: fx.Node, *, channels_last: bool = False) -> Callable[[],
 
     def real(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
-            return value
+            return number_in(value)
         tensor = made_up(value, limit)
         return tensor.to(memory_format=torch.channels_last) if channels_last and tensor.dim() == 4 else tensor
 

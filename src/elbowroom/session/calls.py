@@ -28,6 +28,8 @@ def shown_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
 def _leaf_key(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         return tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad
+    if type(leaf) in (int, float):
+        return type(leaf)  # numbers that change are inputs of the graph
     try:
         hash(leaf)
     except TypeError:

@@ -13,7 +13,7 @@ from elbowroom.errors import Mismatch
 from elbowroom.execute.verification import verify_step
 from elbowroom.measure.memory import measure
 from elbowroom.plan.plan import Plan
-from elbowroom.session.protocol import AnySession
+from elbowroom.session.handle import Handle
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Check:
         return report if self.identical else {**report, "difference": self.said}
 
 
-def check_step(session: AnySession, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Check:
+def check_step(session: Handle, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Check:
     """Run the step as planned and plainly, then once more while its memory is measured."""
     plan = session.prepare(args, kwargs).plan
     assert plan is not None
@@ -72,7 +72,7 @@ def check_step(session: AnySession, args: tuple[Any, ...], kwargs: Mapping[str, 
     )
 
 
-def measured_peak(session: AnySession, plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+def measured_peak(session: Handle, plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     """The most that was allocated during forward and backward, with everything that is there all the time.
 
     Gradients are there beforehand if the plan is for that, as in the middle of accumulation. On the CPU, whose

@@ -1,56 +1,68 @@
-"""What `fit` returns: the model itself, but for how it is called."""
+"""A fitted model is the model itself: same object, same class, same attributes. Only what a call of it runs differs.
+
+`nn.Module` has one field for that, which `Module.compile` uses too: `_compiled_call_impl` is what a call runs, if it
+is set. Pickles leave it out, so they hold the plain model and load where elbowroom is not installed. The session is
+put there. What else a fitted model has, it has through two attributes of `nn.Module`: `model.elbowroom`, the session,
+and `__deepcopy__`, which fits the copy, too. Other models have None there, which Python's `copy` takes for nothing.
+"""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
-from elbowroom.session.protocol import AnySession
+from elbowroom.session.handle import Handle
+
+M = TypeVar("M", bound=nn.Module)
+
+_CALL = "_compiled_call_impl"
 
 
-class Fitted:
-    """Mixed into the class of a fitted model, which shares everything with the original but how it is called.
-
-    The two have one `__dict__`: parameters, buffers, hooks, `train()` and `state_dict()` are the same. The session
-    lives in a slot, so that copies and pickles of the original know nothing of it.
-    """
-
-    elbowroom: AnySession
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.elbowroom(*args, **kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copy of the original under a session of its own, planned when first called."""
-        original = copy.deepcopy(_original(self), memo)
-        return fitted(original, self.elbowroom.again(original))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickles as the original: a plan belongs to one process and one device."""
-        return _as_it_is, (_original(self),)
-
-
-def fitted(model: nn.Module, session: AnySession) -> Any:
-    """The model under a session."""
-    original = type(model)
-    kind = type(f"Fitted{original.__name__}", (Fitted, original), {"__slots__": ("elbowroom",)})
-    made: Any = object.__new__(kind)
-    made.__dict__ = model.__dict__
-    object.__setattr__(made, "elbowroom", session)
-    return made
-
-
-def session_of(model: nn.Module) -> AnySession:
-    """The session of a fitted model."""
-    assert isinstance(model, Fitted)
-    return model.elbowroom
-
-
-def _as_it_is(model: nn.Module) -> nn.Module:
+def fitted(model: M, session: Handle) -> M:
+    """The model, whose calls go to a session from now on; one that it had before is let go."""
+    model.__dict__[_CALL] = session
     return model
 
 
-def _original(model: Fitted) -> nn.Module:
-    return model.elbowroom.model
+def is_fitted(model: nn.Module) -> bool:
+    return hasattr(model.__dict__.get(_CALL), "set_budget")
+
+
+def session_of(model: nn.Module) -> Handle:
+    """The session of a fitted model."""
+    assert is_fitted(model)
+    return cast(Handle, model.__dict__[_CALL])
+
+
+class _OfFitted:
+    """An attribute of `nn.Module` that is None but for fitted models. An attribute of a model's own goes first.
+
+    It is never missing: PyTorch reads whatever `dir` lists.
+    """
+
+    def __init__(self, found: Callable[[nn.Module], Any]) -> None:
+        self._found = found
+
+    def __get__(self, model: nn.Module | None, owner: type) -> Any:
+        return None if model is None or not is_fitted(model) else self._found(model)
+
+
+def _copier(model: nn.Module) -> Callable[[dict[int, Any]], nn.Module]:
+    """Copies a fitted model; the copy has a session of its own, which plans when it is first called."""
+
+    def copied(memo: dict[int, Any]) -> nn.Module:
+        session = model.__dict__.pop(_CALL)
+        try:
+            other = copy.deepcopy(model, memo)
+        finally:
+            model.__dict__[_CALL] = session
+        return fitted(other, session.again(other))
+
+    return copied
+
+
+for _name, _found in (("elbowroom", session_of), ("__deepcopy__", _copier)):
+    setattr(nn.Module, _name, _OfFitted(_found))

@@ -1,21 +1,32 @@
-"""Looking at a model: traces one call, computing outputs only; tells which graphs it runs and what it leaves out."""
+"""Looking at a model: traces one call of it and tells which graphs it runs and what it leaves out.
+
+There are two ways. As a whole: one graph holds the whole step, and PyTorch raises an error if it cannot. Tracing runs
+nothing of the user's, so a look changes nothing, and a call of which something new is found has not begun yet. In
+parts: where the step has to be cut, PyTorch learns of a later graph only by running what is before it, so that the
+step runs once, computing outputs only, and everything that it changed is put back.
+"""
 
 from __future__ import annotations
 
+import random
+import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException, Unsupported
 
 from elbowroom.capture.backend import capture_settings, make_backend
-from elbowroom.capture.unplanned import hooked_modules, unplanned_nodes
-from elbowroom.errors import ElbowroomError
-from elbowroom.execute.region import Looks, Region
-from elbowroom.measure.random_state import random_state_kept
+from elbowroom.capture.unplanned import unplanned_nodes
+from elbowroom.errors import ElbowroomError, first_line
+from elbowroom.execute.region import Looks, Region, Stopped
+from elbowroom.measure.undisturbed import undisturbed
+
+_NUMBERS = count(1)
 
 
 @dataclass(frozen=True)
@@ -26,10 +37,26 @@ class Sight:
     left_out: str = ""
 
 
+class NotWhole(Exception):
+    """A step was not traced as a whole. `why` is for people.
+
+    `in_parts`: it may be in parts. Otherwise the graph as a whole cannot be planned, or tracing itself failed, maybe
+    because the step fails.
+    """
+
+    def __init__(self, why: str, *, in_parts: bool = False) -> None:
+        super().__init__(why)
+        self.why, self.in_parts = why, in_parts
+
+
+class _Refused(Exception):
+    """A graph that cannot be planned."""
+
+
 class Looker:
     """Traces a step, a function that calls the model, and runs it as traced.
 
-    `on_capture` is called with a graph that is traced in the middle of a step, and must install a program.
+    `on_capture` is called with a graph that is traced in the middle of a step in parts, and must install a program.
     """
 
     def __init__(
@@ -42,38 +69,115 @@ class Looker:
         graph_limit: int,
     ) -> None:
         self.model = model
-        self._looks = Looks()
-        self._refusals: list[str] = []
+        self.looks, self._part_looks = Looks(), Looks()  # shared by the graphs of whole steps, and by those of parts
+        self._random: Any = None  # the state of Python's generator before the present call, where it is known
+        self._draws = False  # whether a step is known to draw from it
+        self._step = step
+        self._on_capture = on_capture
+        self._fused = fused
         self._graph_limit = graph_limit
+        self._refusals: list[str] = []
+        self.forget()
 
-        def captured(region: Region) -> None:
-            if self._looks.calls is None:
-                on_capture(region)
+    def forget(self) -> None:
+        """Trace afresh from now on.
 
-        backend = make_backend(
-            lambda traced: Region(traced, self._looks), captured, self._refusals.append, fused=fused
+        PyTorch keeps what it knows of a function with its code, for good: also that it gave up on it after an error.
+        So each session has code of its own, and new code when something went wrong.
+        """
+
+        def refuse(why: str) -> None:
+            raise _Refused(why)
+
+        def refuse_inference() -> None:
+            raise _Refused("nothing in it needs a gradient")
+
+        whole = make_backend(
+            lambda traced: Region(traced, self.looks),
+            self._whole_captured,
+            refuse,
+            on_inference=refuse_inference,
+            fused=self._fused,
         )
-        self._compiled = torch.compile(step, backend=backend, dynamic=False)
+        parts = make_backend(
+            lambda traced: Region(traced, self._part_looks),
+            self._part_captured,
+            self._refusals.append,
+            fused=self._fused,
+        )
+        self._whole = torch.compile(_with_own_code(self._step), backend=whole, fullgraph=True)
+        self._parts = torch.compile(_with_own_code(self._step), backend=parts)
+
+    # --- as a whole ---
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The step as it was traced, with the programs that are installed."""
-        with capture_settings(self._graph_limit), _own_errors():
-            return self._compiled(*args, **kwargs)
-
-    def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sight:
-        """What one call runs. Changes no buffer and no random state."""
-        self._refusals[:] = []
-        if hooked := hooked_modules(self.model):
-            hook = f"module {hooked[0]!r} has a backward hook, which tracing does not see"
-            return Sight((), f"{hook}; remove it, or pass stages=[…]")
-        self._looks.calls = []
+        """The step as one graph. `Stopped` if the graph may not run yet, `NotWhole` if there is none."""
+        begun = self.looks.begun
+        self._random = random.getstate() if self._draws else None
         try:
-            with random_state_kept(), torch.enable_grad():
-                outputs = self.run(args, kwargs)
+            with capture_settings(self._graph_limit):
+                return self._whole(*args, **kwargs)
+        except Stopped:
+            self._put_back_random_numbers()
+            raise
+        except Exception as failure:
+            if self.looks.begun != begun or isinstance(failure, ElbowroomError):
+                raise
+            raise self._not_whole(failure) from failure
+
+    def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Region:
+        """The one graph of a step. Nothing of the step runs."""
+        with self.looks.looking(ends=True), torch.enable_grad():
+            try:
+                self.run(args, kwargs)
+            except Stopped as stopped:
+                return stopped.region
+        raise NotWhole("PyTorch did not trace it", in_parts=True)
+
+    def _whole_captured(self, region: Region) -> None:
+        self._random = self._random or random.getstate()
+
+    def _put_back_random_numbers(self) -> None:
+        """A step's numbers of Python's generator are drawn before its graph runs; if it did not, they come again."""
+        if self._random is not None and self._random != random.getstate():
+            self._draws = True
+            random.setstate(self._random)
+
+    def _not_whole(self, failure: Exception) -> NotWhole:
+        cause = getattr(failure, "inner_exception", None)
+        if isinstance(cause, ElbowroomError):
+            raise cause from None
+        if isinstance(cause, _Refused):
+            return NotWhole(str(cause))
+        if isinstance(failure, FailOnRecompileLimitHit):
+            return NotWhole(f"it was traced {self._graph_limit} times, and something in it still changes every time")
+        if isinstance(failure, Unsupported):
+            return NotWhole(_where(failure), in_parts=True)
+        self.forget()
+        if isinstance(failure, TorchDynamoException):
+            return NotWhole(f"tracing it failed ({type(failure).__name__}: {first_line(failure)})")
+        return NotWhole(f"tracing it raised {type(failure).__name__}: {first_line(failure)}")
+
+    # --- in parts ---
+
+    def run_parts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The step as it was traced in parts, with the programs that are installed."""
+        with capture_settings(self._graph_limit), _own_errors():
+            return self._parts(*args, **kwargs)
+
+    def look_at_parts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sight:
+        """What one call runs, and what it leaves out. What the call changes is put back."""
+        self._refusals[:] = []
+        with self._part_looks.looking(ends=False) as calls, undisturbed(self.model, self._step, args, dict(kwargs)):
+            with torch.enable_grad():
+                outputs = self.run_parts(args, kwargs)
             left_out = unplanned_nodes(self.model, outputs)
-        finally:
-            regions, self._looks.calls = tuple(self._looks.calls or ()), None
-        return Sight(regions, self._said_of(regions, left_out))
+            del outputs
+        return Sight(tuple(calls), self._said_of(tuple(calls), left_out))
+
+    def _part_captured(self, region: Region) -> None:
+        if not self._part_looks.now:
+            self._on_capture(region)
 
     def _said_of(self, regions: tuple[Region, ...], left_out: str) -> str:
         if self._refusals:
@@ -86,6 +190,31 @@ class Looker:
                 "tracing stops, and stages=[…] needs no tracing"
             )
         return ""
+
+
+def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function with code that nobody else has.
+
+    Its name is its own, too: what PyTorch has seen change from call to call, it keeps by file, line and name.
+    """
+    assert isinstance(function, types.FunctionType)
+    name = f"{function.__name__}_{next(_NUMBERS)}"
+    own = types.FunctionType(
+        function.__code__.replace(co_name=name),
+        function.__globals__,
+        name,
+        function.__defaults__,
+        function.__closure__,
+    )
+    own.__kwdefaults__ = function.__kwdefaults__
+    return own
+
+
+def _where(failure: Unsupported) -> str:
+    """What stopped the trace, and at which line of the user's."""
+    stack: Any = getattr(failure, "real_stack", None) or ()
+    at = f" ({stack[-1].filename}:{stack[-1].lineno})" if len(stack) else ""
+    return f"PyTorch cannot trace it in one piece: {first_line(failure)}{at}"
 
 
 @contextmanager

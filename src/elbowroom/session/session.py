@@ -1,23 +1,27 @@
-"""A model under a budget: plans each new shape of input, runs the planned programs, and plans again where it must.
+"""A model under a budget: plans each new graph of it, runs the planned programs, and plans again where it must.
 
-A session belongs to one fitted model. The first time it sees a shape it looks at the model (`looking.py`), measures
-the operators, plans all graphs together within the budget (`planning.py`) and installs their programs. From then on
-it checks, call by call, that the planned programs really ran.
+A session belongs to one fitted model. PyTorch tells which graph a call runs (`looking.py`); a graph that is new is
+measured and planned within the budget (`planning.py`) before the call goes on. A step that cannot be one graph is
+planned as several, call by call, and what no graph holds is said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from threading import RLock
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
+from torch._dynamo.exc import TorchDynamoException
 
 from elbowroom.capture.fingerprint import fingerprint
-from elbowroom.errors import BudgetTooSmall
-from elbowroom.execute.plannable import Plannable, recordable
-from elbowroom.execute.region import Region
+from elbowroom.errors import BudgetTooSmall, first_line
+from elbowroom.execute.plannable import Plannable
+from elbowroom.execute.region import Region, Stopped
 from elbowroom.measure.cache import setting_of
 from elbowroom.measure.measured import measured
 from elbowroom.measure.resident import (
@@ -27,12 +31,15 @@ from elbowroom.measure.resident import (
     resident_bytes,
     step_temporaries,
 )
+from elbowroom.measure.undisturbed import undisturbed
 from elbowroom.plan.plan import Plan
 from elbowroom.plan.planner import Planned
 from elbowroom.plan.regions import region_plan
 from elbowroom.session.calls import call_key, shown_call
+from elbowroom.session.handle import Handle
+from elbowroom.session.late_gradients import have_own_room, keeps_gradients, late_parameters
 from elbowroom.session.loading import confirmed
-from elbowroom.session.looking import Looker, Sight
+from elbowroom.session.looking import Looker, NotWhole, Sight
 from elbowroom.session.options import Options
 from elbowroom.session.planning import (
     fused_or_plain,
@@ -42,25 +49,21 @@ from elbowroom.session.planning import (
     plan_one,
     plannable,
 )
-from elbowroom.session.saying import say_fallback, say_unplanned, too_many_shapes, too_small
-from elbowroom.step.allocator import room_within
+from elbowroom.session.saying import say_fallback, too_many_shapes, too_small
 from elbowroom.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from elbowroom.execute.trials import Trials
 
-# Of the room, for gradients. Scattered over a recording's pool they leave gaps (466 MiB in a ResNet-101's), so that
-# little ones are better off in a place of their own; larger ones would take more there than the gaps do.
-_LITTLE = 0.05
-
 
 @dataclass
 class Entry:
-    """One shape of input: the graphs it runs, in order, and their plan.
+    """One step: the graphs it runs, in order, and their plan. `key` tells calls apart that need another plan.
 
     No graphs means that it runs unplanned; `unplanned` says why, or what part of it does.
     """
 
+    key: Any
     graphs: list[Plannable] = field(default_factory=list)
     plan: Plan | None = None
     unplanned: str = ""
@@ -77,51 +80,104 @@ class Entry:
         """The programs that run, graph by graph."""
         return [region.source for region in self.regions]
 
+    @property
+    def begins_with_gradients(self) -> bool:
+        """Whether gradients are there whose memory the plan uses."""
+        return any(parameter.grad is not None for parameter in self.late)
 
-class Session:
-    """Runs a step, a function of the batch that calls the model, within a budget."""
+
+class Session(Handle):
+    """Runs a step, a function of the batch that calls the model, within a budget.
+
+    `entries` has one for each graph that holds a whole step, under that graph; other calls are under their key.
+    """
 
     def __init__(
         self, model: nn.Module, make_step: Callable[[nn.Module], Callable[..., Any]], options: Options
     ) -> None:
-        self.model = model
-        self.make_step = make_step
-        self.step = step = make_step(model)
-        self.options = options
+        super().__init__(model, make_step, options)
         self.entries: dict[Any, Entry] = {}
+        self._keyed = False  # whether some entry is under a key
+        self._running: Entry | None = None
+        self._replaced: WeakSet[Region] = WeakSet()  # graphs that another one of the same key has taken the place of
+        self._alternating: set[Any] = set()  # keys for which several graphs take turns
         self._traced_midway: list[Region] = []  # graphs that were traced in the middle of a step
-        self._said: set[str] = set()
         self._instead: Session | None = None
+        self._planning = RLock()
         limit = 8 * (options.max_shapes + 1)
-        self._looker = Looker(model, step, self._plan_midway, fused=options.fuses, graph_limit=limit)
+        self._looker = Looker(model, self.step, self._plan_midway, fused=options.fuses, graph_limit=limit)
+        self._looker.looks.may_run = self._may_run
 
     # --- running ---
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
+        if self._runs_plainly():
             return self.step(*args, **kwargs)
-        entry = self.prepare(args, kwargs)
-        if any(parameter.grad is not None for parameter in entry.late):
-            entry = self._plan_again(entry, args, kwargs)
+        if self._keyed:
+            entry = self.entries.get(call_key(self.model, args, kwargs))
+            if entry is not None:
+                return self._run_apart(entry, args, kwargs)
+        while True:
+            try:
+                outputs = self._looker.run(args, kwargs)
+            except Stopped as stopped:
+                region = stopped.region
+            except NotWhole as refusal:
+                why = refusal
+                break
+            else:
+                self._count_waiting(self._running)
+                return outputs
+            entry = self._planned(region, args, kwargs)
+            if not entry.graphs:
+                return self._run_apart(entry, args, kwargs)
+        return self._run_not_whole(why, args, kwargs)
+
+    def _may_run(self, region: Region) -> bool:
+        """Whether a graph may run now as planned. If not, `_planned` sees to it."""
+        entry = self.entries.get(region)
+        if entry is None or entry.begins_with_gradients:
+            return False
+        if entry is not self._running:
+            self._release_others(entry)
+            self._running = self._latest = entry
+        return True
+
+    def _run_not_whole(self, refusal: NotWhole, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if refusal.in_parts or self.options.strict:
+            return self._run_apart(self._prepare_apart(refusal, args, kwargs), args, kwargs)
+        outputs = self.step(*args, **kwargs)  # if it is the step that fails, it does so here, as without a plan
+        self._remember(Entry(call_key(self.model, args, kwargs), unplanned=refusal.why))
+        return outputs
+
+    def _run_apart(self, entry: Entry, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A step that is not one graph: in parts, by another session, or unplanned."""
+        if entry.begins_with_gradients:
+            entry = self._plan_again(entry, lambda: self._plan_parts(args, kwargs))
+        self._latest = entry
         if entry.instead is not None:
             return entry.instead(*args, **kwargs)
         if not entry.graphs:
             return self.step(*args, **kwargs)
-        self._release_others(entry)
-        regions = entry.regions
-        before = {region: region.runs for region in regions}
-        outputs = self._looker.run(args, kwargs)
+        if entry is not self._running:
+            self._release_others(entry)
+            self._running = entry
+        before = {region: region.runs for region in entry.regions}
+        outputs = self._looker.run_parts(args, kwargs)
         if self._traced_midway:  # the model has changed under this shape: look at it afresh before the next step
             self._traced_midway = []
-            self.entries = {key: other for key, other in self.entries.items() if other is not entry}
+            self._forget(entry)
         elif not all(region.runs > runs for region, runs in before.items()):
             self._say_unplanned("PyTorch ran it without the planned program; something it checks has changed")
-        for region in before:
-            if len(region.tickets.waiting) > regions.count(region):
+        self._count_waiting(entry)
+        return outputs
+
+    def _count_waiting(self, entry: Entry | None) -> None:
+        for region in dict.fromkeys(entry.regions) if entry is not None else ():
+            if len(region.tickets.waiting) > entry.regions.count(region):  # type: ignore[union-attr]
                 self._say_unplanned(
                     f"more than {self.options.forwards} of its forwards wait for their backward; pass forwards=…"
                 )
-        return outputs
 
     def _release_others(self, entry: Entry | None) -> None:
         """Recordings hold memory: only that of the shape that runs may."""
@@ -133,49 +189,125 @@ class Session:
     # --- planning ---
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
-        """The entry of this shape of input, planned now if it is new."""
-        key = call_key(self.model, args, kwargs)
-        if key in self.entries:
-            return self.entries[key]
-        self._release_others(None)
-        planned = sum(bool(entry.graphs) for entry in self.entries.values())
-        if planned >= self.options.max_shapes:
-            entry = Entry(unplanned=too_many_shapes(planned))
-        elif self.options.fuses:
-            entry = fused_or_plain(
-                lambda: self._plan(args, kwargs),
-                lambda: self._plan_unfused(args, kwargs),
-                lambda why: say_fallback(type(self.model).__name__, why, self._said),
-            )
-        else:
-            entry = self._plan(args, kwargs)
-        if entry.unplanned:
-            self._say_unplanned(entry.unplanned)
-        self.entries[key] = entry
+        """The entry of this call, planned now if it is new."""
+        entry = self.entries.get(call_key(self.model, args, kwargs)) if self._keyed else None
+        if entry is None:
+            try:
+                region = self._looker.look(args, kwargs)
+            except NotWhole as refusal:
+                why = refusal
+            else:
+                entry = self._planned(region, args, kwargs)
+        self._latest = entry = entry or self._prepare_apart(why, args, kwargs)
         return entry
 
-    def _plan(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
-        sight = self._looker.look(args, kwargs)
+    def _planned(self, region: Region, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
+        """The entry of a graph that holds a whole step, planned so that it may run."""
+
+        def plan_new() -> Entry:
+            key = call_key(self.model, args, kwargs)
+            return self._plan_new(key, lambda: self._plan(key, Sight((region,)), args, kwargs), args, kwargs)
+
+        with self._planning:
+            entry = self.entries.get(region)
+            if entry is None:
+                return plan_new()
+            if entry.begins_with_gradients:
+                return self._plan_again(entry, plan_new)
+            return entry
+
+    def _prepare_apart(self, refusal: NotWhole, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
+        """The entry of a step that was not traced as a whole."""
+        if refusal.in_parts:
+            return self._plan_parts(args, kwargs)
+        self._raise_own_error(args, kwargs)
+        return self._remember(Entry(call_key(self.model, args, kwargs), unplanned=refusal.why))
+
+    def _plan_parts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
+        key = call_key(self.model, args, kwargs)
+
+        def plan() -> Entry:
+            try:
+                sight = self._looker.look_at_parts(args, kwargs)
+            except TorchDynamoException as failure:
+                self._looker.forget()
+                self._raise_own_error(args, kwargs)
+                sight = Sight((), f"tracing it failed ({type(failure).__name__}: {first_line(failure)})")
+            return self._plan(key, sight, args, kwargs)
+
+        with self._planning:
+            return self._plan_new(key, plan, args, kwargs)
+
+    def _raise_own_error(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """If a step fails without elbowroom, too, that is the error to be seen."""
+        with undisturbed(self.model, self.step, args, dict(kwargs)):
+            with torch.no_grad(), suppress(Exception):
+                self.step(*args, **kwargs)
+                return
+            with torch.enable_grad():  # it may only work with gradients
+                self.step(*args, **kwargs)
+
+    def _plan_new(
+        self, key: Any, plan: Callable[[], Entry], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Entry:
+        self._release_others(None)
+        self._running = None
+        shapes = {entry.key for entry in self.entries.values() if entry.graphs}
+        if key not in shapes and len(shapes) >= self.options.max_shapes:
+            entry = Entry(key, unplanned=too_many_shapes(len(shapes)))
+        elif self.options.fuses:
+            entry = fused_or_plain(
+                plan,
+                lambda: self._plan_unfused(key, args, kwargs),
+                lambda why: say_fallback(type(self.model).__name__, why, self.said),
+            )
+        else:
+            entry = plan()
+        return self._remember(entry)
+
+    def _remember(self, entry: Entry) -> Entry:
+        """Say what is not planned of it, then keep an entry for the calls that follow."""
+        if entry.unplanned:
+            self._say_unplanned(entry.unplanned)
+        whole = entry.regions[0] if len(set(entry.regions)) == 1 else None
+        if whole is None or whole.looks is not self._looker.looks:
+            self.entries[entry.key] = entry
+            self._keyed = True
+            return entry
+        if whole in self._replaced:
+            self._alternating.add(entry.key)
+        elif entry.key not in self._alternating:
+            for region in [k for k, e in self.entries.items() if e.key == entry.key and isinstance(k, Region)]:
+                # A number that changes is an input of the new graph; as a rule, the old one never comes again.
+                self._replaced.add(region)
+                del self.entries[region]
+        self.entries[whole] = entry
+        return entry
+
+    def _forget(self, entry: Entry) -> None:
+        self.entries = {key: other for key, other in self.entries.items() if other is not entry}
+
+    def _plan(self, key: Any, sight: Sight, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
         if not sight.regions:
-            return Entry(unplanned=sight.left_out)
+            return Entry(key, unplanned=sight.left_out)
         resident = self._resident(sight.regions, (args, dict(kwargs)))
         resident["batch"] *= self.options.forwards
-        late = self._without_gradients(sight, resident)
+        late = late_parameters(self.model, sight.regions, self.options, resident)
         if self.options.plan is not None:
-            return self._load(self.options.plan, sight, resident, late)
-        entry = Entry(self._graphs(sight, late), None, sight.left_out, list(late.values()))
+            return self._load(self.options.plan, key, sight, resident, late)
+        entry = Entry(key, self._graphs(sight.regions, late), None, sight.left_out, list(late.values()))
         self._install(entry, self._found(entry, resident), resident, shown_call(args, kwargs))
         return entry
 
-    def _plan_unfused(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
+    def _plan_unfused(self, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
         """The same with PyTorch's kernels, in a session of its own."""
         if self._instead is None:
             self._instead = Session(self.model, self.make_step, replace(self.options, kernels="torch"))
         entry = self._instead.prepare(args, kwargs)
-        return Entry(plan=entry.plan, unplanned=entry.unplanned, instead=self._instead)
+        return Entry(key, plan=entry.plan, unplanned=entry.unplanned, instead=self._instead)
 
     def _plan_midway(self, region: Region) -> None:
-        """A graph is traced in the middle of a step: something else than the shape has changed.
+        """A graph is traced in the middle of a step in parts: something else than the shape has changed.
 
         It gets a plan of its own, at once, for one step.
         """
@@ -193,53 +325,20 @@ class Session:
         multiplies = any(multiplies_matrices(graph.nodes) for graph in traced)
         return resident_bytes(self.model, batch, self.options.optimizer, traced[0].device, multiplies=multiplies)
 
-    def _graphs(self, sight: Sight, late: Mapping[int, nn.Parameter]) -> list[Plannable]:
+    def _graphs(self, regions: Sequence[Region], late: Mapping[int, nn.Parameter]) -> list[Plannable]:
         """The step's graphs with their planners, as often as they run before the first backward."""
         loss_inside = self.options.loss is not None
         found = {
             region: plannable(
                 region, measured(region.traced, estimate=self.options.estimate), loss_inside=loss_inside, late=late
             )
-            for region in dict.fromkeys(sight.regions)
+            for region in dict.fromkeys(regions)
         }
-        return [found[region] for region in sight.regions * self.options.forwards]
-
-    def _without_gradients(self, sight: Sight, resident: Mapping[str, int]) -> dict[int, nn.Parameter]:
-        """Parameters that have no gradient before the backward makes it, by their number in the only graph.
-
-        None of them where some have one: those are kept from step to step. Several graphs might share parameters. And
-        where they are little, and the step may be recorded, they are better off in a place of their own: scattered
-        over a recording's pool, they leave gaps too small for large images, and it takes more in the end.
-        """
-        several = len(sight.regions) * self.options.forwards > 1
-        if self.options.accumulates or several or self._keeps_gradients:
-            return {}
-        trained = {(p.data_ptr(), p.shape): p for p in self.model.parameters() if p.requires_grad}
-        (region,) = sight.regions
-        graph = region.traced.graph
-        given = dict(zip(graph.inputs, (example() for example in region.example), strict=True))
-        accumulated = {i for i, gradient in graph.gradients if graph.ops[gradient].kind == "backward"}
-        tensors = {i: given[i] for i in graph.parameters if i in accumulated}
-        found = {i: trained.get((t.data_ptr(), t.shape)) for i, t in tensors.items() if t is not None}
-        late = {i: parameter for i, parameter in found.items() if parameter is not None}
-        return {} if self._has_room_for(late.values(), region, resident) else late
-
-    def _has_room_for(self, late: Iterable[nn.Parameter], region: Region, resident: Mapping[str, int]) -> bool:
-        """Whether gradients are so little that a recording may have them in a place of their own."""
-        if not self.options.records or not recordable(region.traced):
-            return False
-        cuda = region.traced.device.type == "cuda"
-        room = room_within(self.options.budget_bytes, sum(resident.values()), cuda=cuda, is_measured=True)
-        size = sum(parameter.numel() * parameter.element_size() for parameter in late)
-        return size <= _LITTLE * room
-
-    @property
-    def _keeps_gradients(self) -> bool:
-        return any(parameter.grad is not None for parameter in self.model.parameters())
+        return [found[region] for region in [*regions] * self.options.forwards]
 
     def _found(self, entry: Entry, resident: Mapping[str, int]) -> list[Planned]:
         """The best plans of an entry's graphs, as predicted or as measured."""
-        budget, kept = self.options.budget_bytes, self._keeps_gradients
+        budget, kept = self.options.budget_bytes, keeps_gradients(self.model)
         if needs_trials(entry.graphs, budget, resident):
             return plan_on_trial(self._trials(entry), budget, resident, self.options.compilations, kept=kept)
         planned = plan_as_predicted(entry.graphs, budget, resident)
@@ -273,17 +372,19 @@ class Session:
             late_gradients=bool(entry.late),
         )
 
-    def _load(self, plan: Plan, sight: Sight, resident: Mapping[str, int], late: Mapping[int, nn.Parameter]) -> Entry:
+    def _load(
+        self, plan: Plan, key: Any, sight: Sight, resident: Mapping[str, int], late: Mapping[int, nn.Parameter]
+    ) -> Entry:
         """Install a plan made earlier, if it was made for exactly this and the referee confirms it."""
         late = late if plan.late_gradients else {}
-        entry = Entry(self._graphs(sight, late), None, sight.left_out, list(late.values()))
+        entry = Entry(key, self._graphs(sight.regions, late), None, sight.left_out, list(late.values()))
         planned = confirmed(plan, entry.graphs, resident, self.options.budget_bytes, lambda: self._trials(entry))
         self._install(entry, planned, resident, plan.inputs)
         return entry
 
     # --- planning again ---
 
-    def _plan_again(self, entry: Entry, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
+    def _plan_again(self, entry: Entry, plan: Callable[[], Entry]) -> Entry:
         """Gradients of an earlier backward are there, whose memory the plan uses: plan without it from now on.
 
         Where they are kept once, they will be again. If that does not fit, the plan stays and it is said.
@@ -293,9 +394,9 @@ class Session:
                 entry, "its plan is for steps that begin without; set them to None, or plan again"
             )
         known = self.entries
-        self.entries = {key: other for key, other in known.items() if other is not entry}
+        self._forget(entry)
         try:
-            return self.prepare(args, kwargs)
+            return plan()
         except BudgetTooSmall as refusal:
             self.entries = known
             least = format_bytes(refusal.least_budget)
@@ -345,9 +446,16 @@ class Session:
         for entry, plans, resident in zip(entries, found, residents, strict=True):
             assert entry.plan is not None
             self._install(entry, plans, resident, entry.plan.inputs)
-        for key, entry in self.entries.items():
+        self._after_replanning()
+
+    def _after_replanning(self) -> None:
+        """What is not planned is said again, of the new budget."""
+        self.said.clear()
+        for entry in self.entries.values():
             if entry.instead is not None:
-                entry.plan = entry.instead.entries[key].plan
+                entry.plan = next(e.plan for e in entry.instead.entries.values() if e.key == entry.key)
+            if entry.unplanned:
+                self._say_unplanned(entry.unplanned)
 
     def _resident_now(self, entry: Entry) -> dict[str, int]:
         """What is resident, with the optimizer's state as it is or will be.
@@ -362,12 +470,12 @@ class Session:
 
     def _look_at_gradients(self, entry: Entry, resident: Mapping[str, int]) -> None:
         """Make other planners, if gradients are to be planned otherwise now."""
-        if entry.late and not self._has_room_for(entry.late, entry.regions[0], resident):
+        if entry.late and not have_own_room(entry.late, entry.regions[0], self.options, resident):
             return
-        sight = Sight(tuple(entry.regions[: len(entry.regions) // self.options.forwards]), entry.unplanned)
-        late = self._without_gradients(sight, resident)
+        regions = entry.regions[: len(entry.regions) // self.options.forwards]
+        late = late_parameters(self.model, regions, self.options, resident)
         if bool(late) != bool(entry.late):
-            entry.graphs = self._graphs(sight, late)
+            entry.graphs = self._graphs(regions, late)
             entry.late, entry.trials = list(late.values()), None
 
     # --- what others ask ---
@@ -380,9 +488,6 @@ class Session:
     def again(self, model: nn.Module) -> Session:
         """A session with the same options for another copy of the model."""
         return Session(model, self.make_step, self.options)
-
-    def _say_unplanned(self, why: str) -> None:
-        say_unplanned(self.model, self.options, why, self._said)
 
 
 def _notes(entry: Entry, planned: list[Planned]) -> tuple[str, ...]:

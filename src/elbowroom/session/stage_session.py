@@ -26,8 +26,9 @@ from elbowroom.problem import Chain
 from elbowroom.progress import progress_bar
 from elbowroom.schedule import Forward, Schedule
 from elbowroom.session.calls import call_key, shown_call
+from elbowroom.session.handle import Handle
 from elbowroom.session.options import Options
-from elbowroom.session.saying import budget_too_small, say_unplanned, too_many_shapes
+from elbowroom.session.saying import budget_too_small, too_many_shapes
 from elbowroom.solve import Result, solve
 from elbowroom.step.allocator import budget_for, room_within
 from elbowroom.units import parse_bytes
@@ -50,7 +51,7 @@ class StageEntry:
         return []
 
 
-class StageSession:
+class StageSession(Handle):
     """A model as a row of stages under a budget. Called like the model, or with a target last if it has a loss."""
 
     def __init__(
@@ -61,22 +62,18 @@ class StageSession:
         arguments: int,
         why: str,
     ) -> None:
-        self.model = model
-        self.make_step = make_step
-        self.step = make_step(model)
-        self.options = options
+        super().__init__(model, make_step, options)
         self.why = why
         self.entries: dict[Any, StageEntry] = {}
         self._given = options.stages
         self._loss = options.loss
         self._arguments = arguments
-        self._said: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
+        if self._runs_plainly():
             return self.step(*args, **kwargs)
         if (unplanned := self._unplanned(args, kwargs)) is not None:
-            say_unplanned(self.model, self.options, unplanned, self._said)
+            self._say_unplanned(unplanned)
             return self.step(*args, **kwargs)
         runner = self.prepare(args, kwargs).runner
         inputs, target = self._divided(args)
@@ -92,6 +89,7 @@ class StageSession:
         key = call_key(self.model, args, kwargs)
         if key not in self.entries:
             self.entries[key] = self._plan(args)
+        self._latest = self.entries[key]
         return self.entries[key]
 
     def _unplanned(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 from elbowroom.errors import BudgetTooSmall
 from elbowroom.plan.plan import Plan
 from elbowroom.progress import Progress
-from elbowroom.session.protocol import AnySession
+from elbowroom.session.handle import Handle
 from elbowroom.step.allocator import budget_for
 
 
@@ -57,7 +57,7 @@ class Curve:
 
 
 def sweep_budgets(
-    session: AnySession,
+    session: Handle,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     budgets: Sequence[int] | None,

@@ -1,0 +1,196 @@
+"""Runs a user's code so that nothing of it stays: what it changed is put back, what it prints is not seen.
+
+A model that PyTorch cannot trace in one piece has to be run to be looked at, and running it has effects: counters
+count, lists grow, buffers move, random numbers are drawn, lines are printed. None of that belongs to training. What
+cannot be put back is what happens outside of the process, and what only globals and closures refer to.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import random
+import sys
+import types
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from elbowroom.measure.random_state import random_state_kept
+
+_MOST_OBJECTS = 100_000  # a model that refers to more of them refers to data, not to its state
+_FIXED = (
+    *(str, bytes, int, float, complex, bool, type(None), type, range, slice),
+    *(types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, types.FrameType),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, logging.Logger),
+)
+
+
+@contextmanager
+def undisturbed(*roots: Any) -> Iterator[None]:
+    """Whatever the block does to the objects behind the roots (modules, containers, tensors), to the generators of
+    random numbers and to what is printed, it is afterwards as if the block had not run."""
+    put_back = _remembered(roots)
+    with ExitStack() as stack:
+        stack.enter_context(random_state_kept())
+        stack.enter_context(redirect_stdout(io.StringIO()))
+        stack.enter_context(redirect_stderr(io.StringIO()))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(_no_logs())
+        try:
+            yield
+        finally:
+            for put in put_back:
+                put()
+
+
+@contextmanager
+def _no_logs() -> Iterator[None]:
+    manager = logging.root.manager
+    level = manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        manager.disable = level
+        for logger in [logging.root, *manager.loggerDict.values()]:  # each remembers which levels are enabled
+            getattr(logger, "_cache", {}).clear()
+
+
+def _remembered(roots: tuple[Any, ...]) -> list[Callable[[], None]]:
+    """How to put back everything that can change and that the roots lead to."""
+    put_back: list[Callable[[], None]] = []
+    seen: set[int] = set()
+    waiting = list(roots)
+    with torch.no_grad():
+        while waiting and len(seen) < _MOST_OBJECTS:
+            thing = waiting.pop()
+            if id(thing) in seen or isinstance(thing, _FIXED):
+                continue
+            seen.add(id(thing))
+            put, inside = _memory_of(thing)
+            if put is not None:
+                put_back.append(put)
+            waiting.extend(inside)
+    return put_back
+
+
+def _memory_of(thing: Any) -> tuple[Callable[[], None] | None, list[Any]]:
+    """How to put one thing back as it is now, and what is inside of it."""
+    if isinstance(thing, torch.Tensor):
+        return _tensor_memory(thing), []
+    if isinstance(thing, dict):
+        return _dict_memory(thing)
+    if isinstance(thing, list):
+        items = list(thing)
+        return lambda: thing.__setitem__(slice(None), items), items
+    if isinstance(thing, deque | set):
+        kept = list(thing)
+        return partial(_refill, thing, kept), kept
+    if isinstance(thing, tuple | frozenset):
+        return None, list(thing)
+    if isinstance(thing, bytearray):
+        content = bytes(thing)
+        return lambda: thing.__setitem__(slice(None), content), []
+    if isinstance(thing, types.MethodType):
+        return None, [thing.__self__]
+    if isinstance(thing, random.Random):
+        state = thing.getstate()
+        return lambda: thing.setstate(state), []
+    if isinstance(thing, torch.Generator):
+        bits = thing.get_state()
+        return partial(_set_generator, thing, bits), []
+    return _object_memory(thing)
+
+
+def _refill(thing: Any, items: list[Any]) -> None:
+    thing.clear()
+    (thing.extend if isinstance(thing, deque) else thing.update)(items)
+
+
+def _set_generator(generator: torch.Generator, state: torch.Tensor) -> None:
+    generator.set_state(state)
+
+
+def _tensor_memory(tensor: torch.Tensor) -> Callable[[], None] | None:
+    """A copy of its values, in the host's memory: a GPU may have no room for it. Written back only if changed."""
+    if tensor.device.type == "meta" or tensor.layout is not torch.strided or tensor.grad_fn is not None:
+        return None
+    value, version, data = tensor.detach().to("cpu", copy=True), tensor._version, tensor.data
+    required, gradient = tensor.requires_grad, tensor.grad
+
+    def put() -> None:
+        if tensor.data_ptr() != data.data_ptr() or tensor.shape != data.shape:
+            tensor.data = data
+        # Some kernels write without a word, as that of BatchNorm to its statistics, so values are compared.
+        if tensor._version != version or not _same_bytes(tensor, value):
+            with torch.no_grad():
+                tensor.detach().copy_(value)
+        if tensor.requires_grad != required and tensor.is_leaf:
+            tensor.requires_grad_(required)
+        if tensor.grad is not gradient:
+            tensor.grad = gradient
+
+    return put
+
+
+def _same_bytes(tensor: torch.Tensor, value: torch.Tensor) -> bool:
+    now = tensor.detach().cpu().contiguous().reshape(-1)
+    return bool(torch.equal(now.view(torch.uint8), value.contiguous().reshape(-1).view(torch.uint8)))
+
+
+def _dict_memory(mapping: dict[Any, Any]) -> tuple[Callable[[], None], list[Any]]:
+    items = list(mapping.items())
+
+    def put() -> None:
+        if list(map(id, mapping.values())) != [id(value) for _, value in items] or list(mapping) != [
+            key for key, _ in items
+        ]:
+            dict.clear(mapping)
+            for key, value in items:
+                dict.__setitem__(mapping, key, value)
+
+    return put, [value for _, value in items]
+
+
+def _object_memory(thing: Any) -> tuple[Callable[[], None] | None, list[Any]]:
+    """Modules and objects of the user's own classes by their attributes; arrays and generators of numpy by value."""
+    if (put := _numpy_memory(thing)) is not None:
+        return put, []
+    attributes = getattr(thing, "__dict__", None)
+    slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ()) if isinstance(name, str)]
+    held = [getattr(thing, name) for name in slots if not name.startswith("__") and hasattr(thing, name)]
+    if not isinstance(attributes, dict) or isinstance(thing, type) or not _is_state(thing):
+        return None, held
+    put, inside = _dict_memory(attributes)
+    return put, [*held, *inside]
+
+
+def _is_state(thing: Any) -> bool:
+    """Whether an object may be a part of a model's state, rather than of Python, PyTorch or elbowroom."""
+    if isinstance(thing, nn.Module):
+        return True
+    package = type(thing).__module__.partition(".")[0]
+    return package not in ("torch", "elbowroom", "threading", "logging", "io", "socket", "multiprocessing")
+
+
+def _numpy_memory(thing: Any) -> Callable[[], None] | None:
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return None
+    if isinstance(thing, numpy.ndarray) and thing.flags.writeable:
+        values = thing.copy()
+        return lambda: thing.__setitem__(..., values)
+    if isinstance(thing, numpy.random.Generator):
+        bits = thing.bit_generator
+        return partial(setattr, bits, "state", bits.state)
+    if isinstance(thing, numpy.random.RandomState):
+        return partial(thing.set_state, thing.get_state())
+    return None

@@ -1,0 +1,119 @@
+"""`model.elbowroom`: what a user may ask of a fitted model, whichever road it takes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from elbowroom.errors import ElbowroomError
+from elbowroom.plan.plan import Plan
+from elbowroom.session.options import Options
+from elbowroom.session.saying import say_unplanned
+from elbowroom.showing import shown_as
+
+
+class Prepared(Protocol):
+    """One shape of input, planned. No plan means that it runs unplanned, and `unplanned` says why."""
+
+    @property
+    def plan(self) -> Plan | None: ...
+
+    @property
+    def unplanned(self) -> str: ...
+
+    @property
+    def sources(self) -> list[str]:
+        """The programs that run, as text; nothing where none were emitted."""
+        ...
+
+
+class Handle(ABC):
+    """Runs the step of a fitted model within its budget."""
+
+    def __init__(
+        self, model: nn.Module, make_step: Callable[[nn.Module], Callable[..., Any]], options: Options
+    ) -> None:
+        self.model = model
+        self.make_step = make_step
+        self.step = make_step(model)
+        self.options = options
+        self.said: set[str] = set()
+        self._latest: Prepared | None = None
+        self._offs = 0
+
+    # --- for users ---
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the latest call, or of the example that the model was fitted with."""
+        if self._latest is None:
+            raise ElbowroomError("nothing is planned yet: there was no example, and the model was not called")
+        if self._latest.plan is None:
+            raise ElbowroomError(f"{type(self.model).__name__} is not planned: {self._latest.unplanned}")
+        return self._latest.plan
+
+    def table(self, depth: int | None = None) -> str:
+        """The plan for people: what the step takes, then module by module what is saved and what runs again."""
+        return self.plan.table(depth)
+
+    def report(self) -> str:
+        """The plan in words, as a table and as a picture of memory over the step, and what was not planned."""
+        return shown_as("session report", self)
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Inside, the model runs plainly: for double backward, export, tracing. The budget is not kept there."""
+        self._offs += 1
+        try:
+            yield
+        finally:
+            self._offs -= 1
+
+    @abstractmethod
+    def set_budget(self, budget: int | str) -> None:
+        """Plan every shape seen so far within another budget; if one cannot, nothing changes."""
+
+    @abstractmethod
+    def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count the state of an optimizer that was made after `fit`; if that does not fit, nothing changes."""
+
+    # --- for the package ---
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    @abstractmethod
+    def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
+        """The plan of this shape of input, made now if it is new."""
+
+    @abstractmethod
+    def fuses(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether fused kernels run this shape of input."""
+
+    @abstractmethod
+    def again(self, model: nn.Module) -> Handle:
+        """A session with the same options for another copy of the model."""
+
+    def __reduce__(self) -> Any:
+        """Pickles as nothing: a plan belongs to one process. Classes that choose what to pickle may come here."""
+        return type(None), ()
+
+    def _runs_plainly(self) -> bool:
+        """Whether a call is none of training's, or of a kind that is not planned: it runs as the model alone."""
+        if self._offs or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return True
+        if torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None:
+            return True  # inside torch.jit.trace; inside torch.func.grad, vmap and the like
+        if torch._C._len_torch_dispatch_stack():
+            if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
+                self._say_unplanned("a TorchDispatchMode is active, which has to see every operator")
+            return True
+        return False
+
+    def _say_unplanned(self, why: str) -> None:
+        say_unplanned(self.model, self.options, why, self.said)
