@@ -12,6 +12,7 @@ that note. So code whose reports are to be exact must free nothing that is older
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -91,12 +92,18 @@ def _start_after_giving_way() -> None:
 
 
 def _reported(call: Callable[[], _Result], grad_mode: bool) -> tuple[_Result, list[int]]:
-    with torch.set_grad_enabled(grad_mode):
-        _begin()
-        try:
-            result = call()
-        finally:
-            changes = _end()
+    collecting = gc.isenabled()
+    gc.disable()  # older garbage must not be freed in the middle
+    try:
+        with torch.set_grad_enabled(grad_mode):
+            _begin()
+            try:
+                result = call()
+            finally:
+                changes = _end()
+    finally:
+        if collecting:
+            gc.enable()
     return result, changes
 
 
