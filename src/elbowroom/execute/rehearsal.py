@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +24,8 @@ from elbowroom.execute.fused import Fused
 from elbowroom.execute.fused_graphs import Mode
 from elbowroom.execute.recording import LOG, Recording
 from elbowroom.execute.region import Region
-from elbowroom.measure.memory import garbage_collected, measure
+from elbowroom.measure.allocator_reports import changes_during
+from elbowroom.measure.memory import garbage_collected
 from elbowroom.measure.plain_operators import asleep, cuda_seconds, host_seconds, launch_seconds, made_up
 
 _SAMPLES = 3
@@ -139,9 +141,8 @@ def _recorded(fused: Fused, inputs: Sequence[Any], gradients: list[torch.Tensor]
 
 
 def _measured_on_host(step: Callable[[], None]) -> tuple[int, float]:
-    with measure("cpu", timeline=False) as measured:
-        step()
-    return measured.peak_bytes, statistics.median(host_seconds(step) for _ in range(_SAMPLES))
+    _, changes = changes_during(step)
+    return max(accumulate(changes, initial=0)), statistics.median(host_seconds(step) for _ in range(_SAMPLES))
 
 
 def _peak_during(call: Callable[[], _Result], device: torch.device) -> tuple[int, _Result]:

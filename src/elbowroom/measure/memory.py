@@ -29,6 +29,7 @@ from torch._C._profiler import _EventType, _ProfilerEvent, _RecordFunctionFast
 from torch.autograd import profiler as autograd_profiler
 
 from elbowroom.errors import ElbowroomError, InputError
+from elbowroom.measure.allocator_reports import give_way
 from elbowroom.schedule.timeline import TimeLine
 from elbowroom.showing import shown_as
 
@@ -137,6 +138,11 @@ def garbage_collected() -> Iterator[None]:
             gc.enable()
 
 
+def is_measuring() -> bool:
+    """Whether a block is being measured, in whatever thread."""
+    return _ONE_AT_A_TIME.locked()
+
+
 def live_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """The bytes of the storages behind the tensors, each counted once however many views it has."""
     # The storages are kept while counting, or the address of one that dies could serve the next.
@@ -171,6 +177,7 @@ class _CpuMeter:
         self.timeline = timeline
 
     def start(self) -> None:
+        give_way()
         # By type, not isinstance: that may run code of whatever objects there are, of which there are very many.
         kinds = torch.Tensor, torch.profiler.profile
         objects: list[Any] = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
@@ -221,6 +228,16 @@ def _watch_storages(
     tensors: Iterable[torch.Tensor], older_bytes: dict[str, int]
 ) -> list[weakref.ref[torch.UntypedStorage]]:
     """Have a mark left in the profile when a tensor's storage dies; `older_bytes` gets each mark's size."""
+    watches = []
+    for number, storage in enumerate(allocated_storages(tensors)):
+        name = f"elbowroom: freed {number}"
+        older_bytes[name] = storage.nbytes()
+        watches.append(weakref.ref(storage, partial(_mark, name)))
+    return watches
+
+
+def allocated_storages(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
+    """The storages behind tensors and their gradients that came from the CPU's allocator, each once."""
     storages: dict[int, torch.UntypedStorage] = {}
     with torch._C.DisableTorchFunctionSubclass():
         for tensor in tensors:
@@ -229,12 +246,7 @@ def _watch_storages(
                 for held in (tensor, tensor.grad if tensor.is_leaf else None):
                     if held is not None and _is_allocated(storage := held.untyped_storage()):
                         storages[storage._cdata] = storage
-    watches = []
-    for number, storage in enumerate(storages.values()):
-        name = f"elbowroom: freed {number}"
-        older_bytes[name] = storage.nbytes()
-        watches.append(weakref.ref(storage, partial(_mark, name)))
-    return watches
+    return list(storages.values())
 
 
 def _is_allocated(storage: torch.UntypedStorage) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time as clock
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 
 from elbowroom.capture.joint_graph import Captured
 from elbowroom.capture.traced_values import number_in, tensors_in, tensors_of
+from elbowroom.measure.allocator_reports import changes_during
 from elbowroom.measure.cache import OpCosts, cached_costs
 from elbowroom.measure.estimate import estimated_time
 from elbowroom.step.allocator import allocator_block
@@ -72,7 +73,7 @@ def _estimated(node: fx.Node, device: torch.device) -> tuple[float, int, tuple[i
 
 # --- CPU -----------------------------------------------------------------------------------------------------
 
-_MARK = 7_654_321  # bytes; an allocation of this odd size separates operators in the profiler's events
+_MARK = 7_654_321  # bytes; an allocation of this odd size separates operators in what the allocator reports
 
 
 def _measure_cpu(nodes: dict[str, fx.Node], device: torch.device, report: Report) -> OpCosts:
@@ -91,15 +92,7 @@ def _measure_cpu(nodes: dict[str, fx.Node], device: torch.device, report: Report
             costs[key] = _estimated(node, device)
             continue
         order.append(key)
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler, torch.no_grad():
-        for key in order:
-            call = _made_up_call(nodes[key])
-            torch.empty(_MARK, dtype=torch.uint8)
-            result = call()
-            torch.empty(_MARK, dtype=torch.uint8)
-            del result, call
-    for key, workspace in zip(order, _workspaces(profiler), strict=True):
+    for key, workspace in zip(order, _workspaces([nodes[key] for key in order]), strict=True):
         costs[key] = costs[key][0], workspace, costs[key][2]
     return costs
 
@@ -114,9 +107,19 @@ def _cpu_samples(call: Callable[[], Any]) -> list[float]:
     return samples
 
 
-def _workspaces(profiler: Any) -> list[int]:
-    """Per marked operator: the most it had allocated, above what it left (its outputs)."""
-    changes = [event.nbytes() for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+def _workspaces(nodes: Sequence[fx.Node]) -> list[int]:
+    """Per operator: the most it had allocated, above what it left (its outputs)."""
+
+    def run_all() -> None:
+        for node in nodes:
+            call = _made_up_call(node)
+            torch.empty(_MARK, dtype=torch.uint8)
+            result = call()
+            torch.empty(_MARK, dtype=torch.uint8)
+            del result, call
+
+    with torch.no_grad():
+        _, changes = changes_during(run_all)
     found, inside, now, peak = [], False, 0, 0
     skip_free = False
     for change in changes:

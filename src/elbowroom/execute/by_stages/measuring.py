@@ -14,13 +14,13 @@ parameters that
 from __future__ import annotations
 
 import gc
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from elbowroom.errors import InputError
 from elbowroom.execute.by_stages.rerun import Autocast, FirstRun, Habits, Place, remembering, swapped
 from elbowroom.execute.by_stages.stage_step import Activation, Gradients, SavedSet, Step, forward, save_all, steps_of
+from elbowroom.measure.allocator_reports import changes_during
 from elbowroom.problem import Chain, Saving, Stage
 from elbowroom.progress import Progress
 from elbowroom.step.allocator import BLOCK
@@ -266,20 +267,19 @@ def _observe(device: torch.device, *parts: Callable[[Any], Any]) -> tuple[Any, l
     """Run the parts, each on what the one before returned: the last result, and the memory each took."""
     if device.type == "cuda":
         return _observe_cuda(device, *parts)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "7")  # or it writes to standard error each time
-    value, levels, level = None, [], 0
-    with torch.autograd.profiler.profile(profile_memory=True) as profiler:
-        for part in parts:
-            with torch.profiler.record_function("elbowroom: part"):
-                value = part(value)
-    events: Any = profiler.kineto_results.events()  # type: ignore[union-attr]
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        if event.name() == "elbowroom: part":
-            levels.append(_Level(level, level))
-        elif event.name() == "[memory]" and levels:
-            level += event.nbytes()
-            levels[-1] = _Level(max(level, levels[-1].peak), level)
+    value, levels, level, autocast = None, [], 0, Autocast.now()
+    for part in parts:
+        value, changes = changes_during(partial(_under, autocast, part, value))
+        heights = [*accumulate(changes, initial=level)]
+        level = heights[-1]
+        levels.append(_Level(max(heights), level))
     return value, levels
+
+
+def _under(autocast: Autocast, part: Callable[[Any], Any], value: Any) -> Any:
+    """In another thread, perhaps, where autocast is off."""
+    with autocast.in_force():
+        return part(value)
 
 
 def _observe_cuda(device: torch.device, *parts: Callable[[Any], Any]) -> tuple[Any, list[_Level]]:

@@ -1,0 +1,148 @@
+"""The peak of a training step between two moments that no `with` block joins: how a session checks its own plan.
+
+Meant for the first steps of a plan, in the middle of the user's program: it must disturb nothing there, costs a few
+milliseconds on the CPU and nothing on CUDA, and gives up rather than be in the way.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import final
+
+import torch
+
+from elbowroom.measure.allocator_reports import BackgroundReports, profiler_is_running
+from elbowroom.measure.memory import allocated_storages, is_measuring
+
+_MARK = 97_531  # bytes, and odd as hardly any tensor's: an allocation of so many, or some more, says what was freed
+
+
+@final
+class StepPeak:
+    """Measures once: `start` where a step begins, `stop` where it ends, in whatever stack frame that is.
+
+    >>> peak = StepPeak()
+    >>> peak.start("cpu")
+    True
+    >>> kept = torch.zeros(256).exp()
+    >>> peak.stop()
+    2048
+    """
+
+    def __init__(self) -> None:
+        self._meter: _OnHost | _OnCuda | None = None
+        self._peak_bytes: int | None = None
+
+    def start(
+        self,
+        device: str | torch.device,
+        *,
+        limit_bytes: int | None = None,
+        watched: Iterable[torch.Tensor] = (),
+    ) -> bool:
+        """Begin now; False if that would be in somebody's way, and then nothing is measured.
+
+        On the CPU that is any profiler that is recording. One that warms up does not mind, and one that starts later
+        finds the place free. On CUDA it is a block under `elbowroom.measure`, which sets the allocator's peak back.
+
+        `watched` are tensors from before the step that may go during it, their `.grad` included: the CPU's allocator
+        does not say by itself that older memory is freed. Name the parameters, whose gradients go if the user calls
+        `zero_grad` between forward and backward, and the outputs of the step before. What goes unwatched makes the
+        peak look higher than it is.
+
+        `limit_bytes`, on CUDA, is what the caller allows above the start. The allocator's peak is set back only if an
+        earlier one would hide whether this step stays below that; a peak below the limit may then be an earlier one.
+        """
+        self.stop()
+        self._peak_bytes = None
+        chosen = torch.device(device)
+        if chosen.type == "cuda":
+            if is_measuring():
+                return False
+            self._meter = _OnCuda(chosen, limit_bytes)
+        else:
+            if profiler_is_running():
+                return False
+            self._meter = _OnHost(watched)
+        return True
+
+    def stop(self) -> int | None:
+        """The most bytes above the start that were allocated at once; the same again if it is called again.
+
+        None if it was not started, or if the measurement was lost: on the CPU because a profiler started meanwhile,
+        which is left alone, or because another thread than the one that started it asks; on CUDA because the
+        allocator's statistics were set back.
+        """
+        meter, self._meter = self._meter, None
+        if meter is not None:
+            self._peak_bytes = meter.stop()
+        return self._peak_bytes
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # at the end of the process anything may be gone already
+            self.stop()
+
+
+@final
+class _OnHost:
+    def __init__(self, watched: Iterable[torch.Tensor]) -> None:
+        storages = allocated_storages(watched)
+        self.older_bytes = {_MARK + 2 * number: storage.nbytes() for number, storage in enumerate(storages)}
+        self.watches = [
+            weakref.ref(storage, partial(_leave_mark, mark))
+            for mark, storage in zip(self.older_bytes, storages, strict=True)
+        ]
+        del storages
+        self.reports = BackgroundReports()
+
+    def stop(self) -> int | None:
+        changes = self.reports.end()
+        self.watches.clear()
+        return None if changes is None else _highest(changes, self.older_bytes)
+
+
+def _leave_mark(size: int, _: object) -> None:
+    torch.UntypedStorage(size)  # not a tensor, which modes and tracing would see
+
+
+def _highest(changes: Sequence[int], older_bytes: dict[int, int]) -> int:
+    """The highest level. A free of what the step did not allocate may be reported with any size, if it is reported at
+    all: only marks tell of older memory, and frees count where something of that size is there to be freed."""
+    own: Counter[int] = Counter()
+    held = peak = mark = freed = 0
+    for change in changes:
+        if change in older_bytes:
+            mark, freed = change, older_bytes.pop(change)
+            held -= freed
+            continue
+        if mark and change == -mark:
+            mark = 0
+            continue
+        if change > 0:
+            own[change] += 1
+            held += change
+            peak = max(peak, held)
+        elif own[-change] and change != -freed:  # what was marked may be reported, too, right after its mark
+            own[-change] -= 1
+            held += change
+        freed = 0
+    return peak
+
+
+@final
+class _OnCuda:
+    def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
+        self.device = device
+        self.start_bytes = torch.cuda.memory_allocated(device)
+        earlier_bytes = torch.cuda.max_memory_allocated(device) - self.start_bytes
+        if limit_bytes is None or earlier_bytes > limit_bytes:
+            torch.cuda.reset_peak_memory_stats(device)
+        self.first_peak_bytes = torch.cuda.max_memory_allocated(device)
+
+    def stop(self) -> int | None:
+        peak_bytes = torch.cuda.max_memory_allocated(self.device)
+        return None if peak_bytes < self.first_peak_bytes else peak_bytes - self.start_bytes
