@@ -17,6 +17,7 @@ from elbowroom.execute.by_stages.measuring import stages_of
 from elbowroom.execute.verification import verify_step
 from elbowroom.plan.plan import Plan
 from elbowroom.session.fitted import Fitted, fitted
+from elbowroom.session.inputs import check_example, check_model, check_optimizer, checked_loss
 from elbowroom.session.options import Options, Wishes
 from elbowroom.session.protocol import AnySession
 from elbowroom.session.session import Session
@@ -33,15 +34,15 @@ def fit(model: nn.Module, *example: Any, budget: int | str, verify: bool = False
 
     `optimizer`: pass it so that its state is counted. `loss`: call the result with the target as last argument
     (`loss(output, target)`), or as before if `loss` takes the output alone; it returns the loss. `stages` cuts the
-    model by hand. `plan` is one made earlier. `forwards` is how many forwards wait for one backward. `strict` raises
-    where part of the model would run outside the plan. At most `max_shapes` shapes of input are planned. `times` is
-    "measure", or "estimate" to plan without running operators: then workspaces are not known either, and the budget
-    may be exceeded by them. `kernels` are "torch", PyTorch's own, whose gradients are those of plain execution bit
-    for bit; "inductor", fused ones, which give what `torch.compile` gives; or "auto", fused ones where the model is
-    on a GPU and a compiler is there. For fused ones at most `compilations` plans are compiled and measured for a
-    budget; with `cuda_graphs` they are replayed as such where that is faster, which holds their memory between
-    steps. Steps are planned to begin without gradients, as after `zero_grad()`; the first that begins with some is
-    planned again, to keep them. `accumulates` plans for that at once.
+    model by hand. `plan` is one made earlier, or the path of its file. `forwards` is how many forwards wait for one
+    backward. `strict` raises where part of the model would run outside the plan. At most `max_shapes` shapes of
+    input are planned. `times` is "measure", or "estimate" to plan without running operators: then workspaces are not
+    known either, and the budget may be exceeded by them. `kernels` are "torch", PyTorch's own, whose gradients are
+    those of plain execution bit for bit; "inductor", fused ones, which give what `torch.compile` gives; or "auto",
+    fused ones where the model is on a GPU and a compiler is there. For fused ones at most `compilations` plans are
+    compiled and measured for a budget; with `cuda_graphs` they are replayed as such where that is faster, which
+    holds their memory between steps. Steps are planned to begin without gradients, as after `zero_grad()`; the first
+    that begins with some is planned again, to keep them. `accumulates` plans for that at once.
     """
     session = _session(model, example, Options.of(budget, wishes))
     if example and verify:
@@ -81,10 +82,11 @@ def _session(model: nn.Module, example: tuple[Any, ...], options: Options) -> An
 
 
 def _check(model: nn.Module, example: tuple[Any, ...], options: Options) -> None:
-    if not isinstance(model, nn.Module):
-        raise InputError("model", f"must be a torch.nn.Module, not {type(model).__name__}")
+    check_model(model)
     if isinstance(model, Fitted):
         raise InputError("model", "is fitted already; fit the original")
+    check_example(example)
+    check_optimizer(model, options.optimizer)
     keywords = len(example) == 1 and isinstance(example[0], Mapping)
     if keywords and options.loss is not None and _takes_target(options.loss):
         raise InputError("loss", "takes a target, and keyword arguments have no last one; write loss=lambda out: …")
@@ -117,12 +119,12 @@ def _step(
         def step(*args: Any, **kwargs: Any) -> Any:
             if len(args) < arguments:
                 return model(*args, **kwargs)
-            return loss(model(*args[:-1], **kwargs), args[-1])
+            return checked_loss(loss(model(*args[:-1], **kwargs), args[-1]))
 
     else:
 
         def step(*args: Any, **kwargs: Any) -> Any:
-            return loss(model(*args, **kwargs))
+            return checked_loss(loss(model(*args, **kwargs)))
 
     return step
 
