@@ -18,6 +18,7 @@ from elbowroom.execute.verification import verify_step
 from elbowroom.plan.plan import Plan
 from elbowroom.session.fitted import fitted
 from elbowroom.session.handle import Handle
+from elbowroom.session.inputs import check_example, check_model, check_optimizer, checked_loss
 from elbowroom.session.options import Options, Wishes
 from elbowroom.session.session import Session
 from elbowroom.session.stage_session import StageSession
@@ -33,15 +34,15 @@ def fit(model: nn.Module, *example: Any, budget: int | str, verify: bool = False
 
     `optimizer`: pass it so that its state is counted. `loss`: call the result with the target as last argument
     (`loss(output, target)`), or as before if `loss` takes the output alone; it returns the loss. `stages` cuts the
-    model by hand. `plan` is one made earlier. `forwards` is how many forwards wait for one backward. `strict` raises
-    where part of the model would run outside the plan. At most `max_shapes` shapes of input are planned. `times` is
-    "measure", or "estimate" to plan without running operators: then workspaces are not known either, and the budget
-    may be exceeded by them. `kernels` are "torch", PyTorch's own, whose gradients are those of plain execution bit
-    for bit; "inductor", fused ones, which give what `torch.compile` gives; or "auto", fused ones where the model is
-    on a GPU and a compiler is there. For fused ones at most `compilations` plans are compiled and measured for a
-    budget; with `cuda_graphs` they are replayed as such where that is faster, which holds their memory between
-    steps. Steps are planned to begin without gradients, as after `zero_grad()`; the first that begins with some is
-    planned again, to keep them. `accumulates` plans for that at once.
+    model by hand. `plan` is one made earlier, or the path of its file. `forwards` is how many forwards wait for one
+    backward. `strict` raises where part of the model would run outside the plan. At most `max_shapes` shapes of
+    input are planned. `times` is "measure", or "estimate" to plan without running operators: then workspaces are not
+    known either, and the budget may be exceeded by them. `kernels` are "torch", PyTorch's own, whose gradients are
+    those of plain execution bit for bit; "inductor", fused ones, which give what `torch.compile` gives; or "auto",
+    fused ones where the model is on a GPU and a compiler is there. For fused ones at most `compilations` plans are
+    compiled and measured for a budget; with `cuda_graphs` they are replayed as such where that is faster, which
+    holds their memory between steps. Steps are planned to begin without gradients, as after `zero_grad()`; the first
+    that begins with some is planned again, to keep them. `accumulates` plans for that at once.
     """
     session = _session(model, example, Options.of(budget, wishes))
     if example and verify:
@@ -81,8 +82,9 @@ def _session(model: nn.Module, example: tuple[Any, ...], options: Options) -> Ha
 
 
 def _check(model: nn.Module, example: tuple[Any, ...], options: Options) -> None:
-    if not isinstance(model, nn.Module):
-        raise InputError("model", f"must be a torch.nn.Module, not {type(model).__name__}")
+    check_model(model)
+    check_example(example)
+    check_optimizer(model, options.optimizer)
     keywords = len(example) == 1 and isinstance(example[0], Mapping)
     if keywords and options.loss is not None and _takes_target(options.loss):
         raise InputError("loss", "takes a target, and keyword arguments have no last one; write loss=lambda out: …")
@@ -115,12 +117,12 @@ def _step(
         def step(*args: Any, **kwargs: Any) -> Any:
             if len(args) < arguments:
                 return model._call_impl(*args, **kwargs)
-            return loss(model._call_impl(*args[:-1], **kwargs), args[-1])
+            return checked_loss(loss(model._call_impl(*args[:-1], **kwargs), args[-1]))
 
     else:
 
         def step(*args: Any, **kwargs: Any) -> Any:
-            return loss(model._call_impl(*args, **kwargs))
+            return checked_loss(loss(model._call_impl(*args, **kwargs)))
 
     return step
 

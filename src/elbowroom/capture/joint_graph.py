@@ -250,7 +250,8 @@ def _key(node: fx.Node) -> str:
         if isinstance(value, fx.Node):
             return shown(value.meta.get("val"))
         if isinstance(value, torch.Tensor):
-            return f"{str(value.dtype)[6:]}{list(value.shape)}{list(value.stride())}"
+            shows = f"{'*' if value.is_conj() else ''}{'-' if value.is_neg() else ''}"
+            return f"{shows}{str(value.dtype)[6:]}{list(value.shape)}{list(value.stride())}"
         if isinstance(value, list | tuple):
             return "[" + ",".join(map(shown, value)) + "]"
         return str(value)

@@ -241,7 +241,8 @@ def _made_up_call(node: fx.Node, *, channels_last: bool = False) -> Callable[[],
 
 
 def made_up(fake: torch.Tensor, limit: int) -> torch.Tensor:
-    """A real tensor with the traced one's shape, strides and dtype. Indices stay within `limit`."""
+    """A real tensor with the traced one's shape, strides and dtype, a conjugate if that is one. Indices stay within
+    `limit`."""
     count = fake.untyped_storage().nbytes() // fake.element_size()
     if fake.is_floating_point() and fake.element_size() > 1:
         flat = torch.empty(count, dtype=fake.dtype, device=fake.device).uniform_(-1, 1)
@@ -249,7 +250,9 @@ def made_up(fake: torch.Tensor, limit: int) -> torch.Tensor:
         flat = torch.randint(limit, (count,), dtype=fake.dtype, device=fake.device)
     else:
         flat = torch.zeros(count, dtype=fake.dtype, device=fake.device)
-    return flat.as_strided(fake.shape, fake.stride(), fake.storage_offset())
+    tensor = flat.as_strided(fake.shape, fake.stride(), fake.storage_offset())
+    tensor = tensor.conj() if fake.is_conj() else tensor
+    return torch._neg_view(tensor) if fake.is_neg() else tensor
 
 
 def _index_limit(node: fx.Node) -> int:

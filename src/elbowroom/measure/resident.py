@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
-from elbowroom.errors import InputError
+from elbowroom.measure.optimizer_state import state_tensors, state_to_come
 from elbowroom.step.allocator import allocator_block
 
 # Names of operators that may call the library for matrix products.
@@ -44,7 +44,8 @@ def resident_bytes(
         if multiplies:
             _make_lasting_workspaces(device)
         gradients = [p.grad for p in trained if p.grad is not None]
-        ours = _bytes([*parameters, *model.buffers(), *gradients, *_state_tensors(optimizer)], device, set())
+        state = [] if optimizer is None else state_tensors(optimizer)
+        ours = _bytes([*parameters, *model.buffers(), *gradients, *state], device, set())
         batch_tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         ours += _bytes(batch_tensors, device, set())
         parts["other"] = max(0, torch.cuda.memory_allocated(device) - ours)
@@ -106,16 +107,8 @@ def device_bytes(model: nn.Module) -> int | None:
 
 
 def optimizer_bytes(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
-    """Bytes of an optimizer's state: what is there, or what its first step will make."""
-    if optimizer.state:
-        return _bytes(_state_tensors(optimizer), device, set())
-    total = 0
-    for group in optimizer.param_groups:
-        per_element, fixed = _state_of_one(optimizer, group, device)
-        for parameter in group["params"]:
-            if parameter.requires_grad and parameter.device.type == device.type:
-                total += sum(rounded(int(parameter.numel() * size), device) for size in per_element) + fixed
-    return total
+    """Bytes of an optimizer's state: what is there, and what its first step will make."""
+    return _bytes(state_tensors(optimizer), device, set()) + state_to_come(optimizer, device)
 
 
 def step_temporaries(optimizer: torch.optim.Optimizer | None) -> int:
@@ -131,42 +124,6 @@ def step_temporaries(optimizer: torch.optim.Optimizer | None) -> int:
         for parameter in group["params"]
         if parameter.requires_grad
     )
-
-
-def _state_of_one(
-    optimizer: torch.optim.Optimizer, group: dict[str, Any], device: torch.device
-) -> tuple[list[float], int]:
-    """Try the optimizer on one small parameter: bytes per element of state shaped like it, and bytes besides."""
-    sample = next((p for p in group["params"]), None)
-    if sample is None:
-        return [], 0
-    trial = torch.zeros(3, 5, dtype=sample.dtype, requires_grad=True)
-    trial.grad = torch.ones_like(trial)
-    settings = {key: value for key, value in group.items() if key != "params"}
-    for key in ("fused", "foreach", "capturable"):
-        if key in settings:
-            settings[key] = False if key == "capturable" else None
-    try:
-        copy = type(optimizer)([{"params": [trial], **settings}])  # type: ignore[call-arg]
-        copy.step()
-    except Exception as failure:
-        raise InputError(
-            "optimizer", f"{type(optimizer).__name__} has no state yet and cannot be tried; take one step first"
-        ) from failure
-    tensors = [value for value in copy.state[trial].values() if isinstance(value, torch.Tensor)]
-    like = [float(value.element_size()) for value in tensors if value.shape == trial.shape]
-    # Counters stay on the host unless the optimizer runs as one kernel.
-    counters_here = device.type == "cpu" or group.get("fused") or group.get("capturable")
-    others = [value for value in tensors if value.shape != trial.shape] if counters_here else []
-    return like, sum(rounded(value.numel() * value.element_size(), device) for value in others)
-
-
-def _state_tensors(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
-    if optimizer is None:
-        return []
-    return [
-        leaf for state in optimizer.state.values() for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)
-    ]
 
 
 def _distinct(parameters: Iterable[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

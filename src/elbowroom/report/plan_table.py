@@ -140,7 +140,7 @@ def module_rows(plan: Plan, depth: int | None = None) -> list[Row]:
     if depth is not None:
         return _folded(_gathered(rows, max(1, depth)))
     deepest = max((len(row.path) for row in rows), default=1)
-    for level in range(deepest, 0, -1):
+    for level in range(max(1, deepest), 0, -1):  # a model without submodules has the empty path
         folded = _folded(_gathered(rows, level))
         if len(folded) <= MOST_ROWS:
             break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
@@ -22,7 +23,7 @@ class Wishes(TypedDict, total=False):
     optimizer: torch.optim.Optimizer | None
     loss: Callable[..., torch.Tensor] | None
     stages: Sequence[nn.Module] | None
-    plan: Plan | None
+    plan: Plan | str | Path | None
     forwards: int
     strict: bool
     max_shapes: int
@@ -38,7 +39,7 @@ class Options:
     """What to keep to, and how to plan.
 
     `budget`: bytes, as a number or as text such as "8GiB". `optimizer`: its state is counted. `loss` is computed
-    inside the step. `stages` cuts the model by hand. `plan` is one made earlier. `forwards` is how many forwards
+    inside the step. `stages` cuts the model by hand. `plan` is one made earlier (`of` loads it if it is a path). `forwards` is how many forwards
     wait for one backward. `strict` raises where part of the model would run outside the plan. At most `max_shapes`
     shapes of input are planned. `times` is "measure", or "estimate" to plan without running operators. `kernels` are
     "torch", PyTorch's own; "inductor", fused ones; or "auto", fused ones where the model is on a GPU and a compiler
@@ -70,10 +71,18 @@ class Options:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(name, f"must be a whole number of at least 1, not {value!r:.40}")
+        if self.loss is not None:
+            _check_loss(self.loss)
         if self.stages is not None:
             self._check_stages(self.stages)
+        if self.plan is not None and not isinstance(self.plan, Plan):
+            raise InputError("plan", f"must be an elbowroom.Plan or the path of a saved one, not {self.plan!r:.40}")
 
     def _check_stages(self, stages: Sequence[nn.Module]) -> None:
+        if isinstance(stages, str) or not isinstance(stages, Sequence | nn.Sequential | nn.ModuleList):
+            raise InputError("stages", f"must be a list of modules, not {type(stages).__name__}")
+        if not len(stages):
+            raise InputError("stages", "is empty; list the modules that the model runs one after another")
         if self.kernels == "inductor":
             raise InputError("kernels", "fused ones are for traced models, not for stages cut by hand")
         for i, stage in enumerate(stages):
@@ -91,7 +100,9 @@ class Options:
         unknown = [name for name in wishes if name not in known]
         if unknown:
             raise InputError(unknown[0], f"is not an option; there are {', '.join(known)}")
-        return cls(budget, **wishes)
+        plan = wishes.get("plan")
+        given = {"plan": Plan.load(plan)} if isinstance(plan, str | Path) else {}
+        return cls(budget, **{**wishes, **given})
 
     def for_model(self, model: nn.Module) -> Options:
         """The same with its budget in bytes and its kernels chosen."""
@@ -125,3 +136,11 @@ def choose_kernels(wish: str, tensors: Iterable[Any]) -> str:
         return wish
     on_gpu = any(isinstance(tensor, torch.Tensor) and tensor.device.type == "cuda" for tensor in tensors)
     return "inductor" if on_gpu and has_triton() else "torch"
+
+
+def _check_loss(loss: Any) -> None:
+    if isinstance(loss, type) and issubclass(loss, nn.Module):
+        raise InputError("loss", f"is the class {loss.__name__}; pass an instance, such as {loss.__name__}()")
+    if not callable(loss):
+        said = "must be a function of the output, or of the output and a target"
+        raise InputError("loss", f"{said}, such as torch.nn.functional.cross_entropy, not {loss!r:.40}")

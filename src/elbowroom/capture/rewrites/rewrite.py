@@ -74,14 +74,20 @@ def _storages(node: fx.Node) -> set[int]:
 
 
 def _drop_aliases(graph: fx.Graph) -> None:
-    """Detaches, and clones that keep the layout: in a functional graph the original does as well."""
+    """Detaches, and clones that keep the layout: in a functional graph the original does as well.
+
+    A clone that computes what a conjugate or a negative merely shows is kept: most kernels would make that copy
+    themselves, where no plan sees it, and some refuse what is merely shown.
+    """
     returned = set(graph.output_node().all_input_nodes)
     for node in list(graph.nodes):
         alias = node.target is aten.detach.default
         if node.target is aten.clone.default and node not in returned:
             source, copy = node.args[0].meta["val"], node.meta["val"]
             whole = source.untyped_storage().nbytes() == copy.untyped_storage().nbytes()  # or it would keep the rest
-            alias = whole and source.stride() == copy.stride() and not _reaches(returned, node)
+            merely_shown = source.is_conj() != copy.is_conj() or source.is_neg() != copy.is_neg()
+            same = whole and source.stride() == copy.stride() and not merely_shown
+            alias = same and not _reaches(returned, node)
         if alias:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
