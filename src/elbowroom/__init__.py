@@ -21,6 +21,7 @@ from elbowroom.errors import (
     InvalidProgram,
     InvalidSchedule,
     Mismatch,
+    OverBudget,
     Unplanned,
 )
 from elbowroom.plan.plan import Plan
@@ -59,6 +60,7 @@ __all__ = [
     "Join",
     "Mismatch",
     "Node",
+    "OverBudget",
     "Plan",
     "Platform",
     "Saving",
@@ -88,6 +90,7 @@ def _from(module: str, function: str) -> Callable[[], Callable[..., str]]:
 
 
 show_with("plan table", _from("elbowroom.report.plan_table", "plan_text"))
+show_with("session report", _from("elbowroom.report.session_report", "session_text"))
 show_with("plan picture", _from("elbowroom.report.plan_table", "plan_picture"))
 show_with("measurement picture", _from("elbowroom.report.picture", "measurement_picture"))
 

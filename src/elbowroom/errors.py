@@ -54,5 +54,9 @@ class Unplanned(ElbowroomError):
     """Part of a model would run outside the plan, and `strict=True` forbids that."""
 
 
+class OverBudget(ElbowroomError):
+    """A step took more than its budget, as the allocator told afterwards, and `strict=True` forbids that."""
+
+
 class Mismatch(ElbowroomError):
     """The planned step did not compute what plain execution computes. The message names the first difference."""

@@ -43,13 +43,15 @@ class Looks:
 
     While `calls` is a list, the thread that looks runs no programs: regions write down that they were called, then
     end the call if `ends` is set, or else compute outputs only. At other times `may_run` is asked first, if there is
-    one; a region that may not run ends the call. `begun` counts the regions that have begun to run.
+    one; a region that may not run ends the call. `begun` counts the regions that have begun to run. `on_backward` is
+    called when the backward of a region begins.
     """
 
     def __init__(self) -> None:
         self.calls: list[Region] | None = None
         self.ends = False
         self.may_run: Callable[[Region], bool] | None = None
+        self.on_backward: Callable[[], None] = lambda: None
         self.begun = 0
         self._thread = 0
 
@@ -195,6 +197,7 @@ class Region:
         if number < 0:
             raise ElbowroomError("this forward ran only to look at the model; call the fitted model again")
         self.tickets.collect(run)
+        self.looks.on_backward()
         if self._takes_numbers:
             arguments[:] = [_as_number(argument) for argument in arguments]
         with self.watch():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,10 +11,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from elbowroom.errors import ElbowroomError
+from elbowroom.errors import ElbowroomError, OverBudget
 from elbowroom.plan.plan import Plan
 from elbowroom.session.options import Options
 from elbowroom.session.saying import say_unplanned
+from elbowroom.session.watching import never_called
 from elbowroom.showing import shown_as
 
 
@@ -45,6 +47,7 @@ class Handle(ABC):
         self.said: set[str] = set()
         self._latest: Prepared | None = None
         self._offs = 0
+        self._waiting: Callable[[], None] | None = None  # ends the wait for the first call
 
     # --- for users ---
 
@@ -103,9 +106,29 @@ class Handle(ABC):
         """Pickles as nothing: a plan belongs to one process. Classes that choose what to pickle may come here."""
         return type(None), ()
 
+    def wait_for_calls(self) -> None:
+        """Say so if the model gets gradients before it was called: whoever trains it goes around the plan."""
+        self._waiting = never_called(
+            self.model,
+            lambda: self._say_unplanned(
+                "it got gradients without having been called; call the fitted model itself, model(…), and not "
+                "model.forward(…) or a part of it, or fit the part that you call"
+            ),
+        )
+
+    def stop_waiting(self) -> None:
+        """The model is called, or belongs to another session now."""
+        if self._waiting is not None:
+            self._waiting()
+            self._waiting = None
+
     def _runs_plainly(self) -> bool:
         """Whether a call is none of training's, or of a kind that is not planned: it runs as the model alone."""
-        if self._offs or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return True
+        if self._waiting is not None:
+            self.stop_waiting()
+        if self._offs:
             return True
         if torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None:
             return True  # inside torch.jit.trace; inside torch.func.grad, vmap and the like
@@ -114,6 +137,12 @@ class Handle(ABC):
                 self._say_unplanned("a TorchDispatchMode is active, which has to see every operator")
             return True
         return False
+
+    def _say_over_budget(self, message: str) -> None:
+        """Said of every plan that took too much, so not once for all."""
+        if self.options.strict:
+            raise OverBudget(message)
+        warnings.warn(message, stacklevel=2)
 
     def _say_unplanned(self, why: str) -> None:
         say_unplanned(self.model, self.options, why, self.said)

@@ -69,7 +69,7 @@ class Looker:
         graph_limit: int,
     ) -> None:
         self.model = model
-        self.looks, self._part_looks = Looks(), Looks()  # shared by the graphs of whole steps, and by those of parts
+        self.looks, self.part_looks = Looks(), Looks()  # shared by the graphs of whole steps, and by those of parts
         self._random: Any = None  # the state of Python's generator before the present call, where it is known
         self._draws = False  # whether a step is known to draw from it
         self._step = step
@@ -100,7 +100,7 @@ class Looker:
             fused=self._fused,
         )
         parts = make_backend(
-            lambda traced: Region(traced, self._part_looks),
+            lambda traced: Region(traced, self.part_looks),
             self._part_captured,
             self._refusals.append,
             fused=self._fused,
@@ -168,7 +168,7 @@ class Looker:
     def look_at_parts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sight:
         """What one call runs, and what it leaves out. What the call changes is put back."""
         self._refusals[:] = []
-        with self._part_looks.looking(ends=False) as calls, undisturbed(self.model, self._step, args, dict(kwargs)):
+        with self.part_looks.looking(ends=False) as calls, undisturbed(self.model, self._step, args, dict(kwargs)):
             with torch.enable_grad():
                 outputs = self.run_parts(args, kwargs)
             left_out = unplanned_nodes(self.model, outputs)
@@ -176,7 +176,7 @@ class Looker:
         return Sight(tuple(calls), self._said_of(tuple(calls), left_out))
 
     def _part_captured(self, region: Region) -> None:
-        if not self._part_looks.now:
+        if not self.part_looks.now:
             self._on_capture(region)
 
     def _said_of(self, regions: tuple[Region, ...], left_out: str) -> str:

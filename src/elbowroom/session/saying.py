@@ -31,6 +31,16 @@ def say_unplanned(model: nn.Module, options: Options, why: str, said: set[str]) 
         warnings.warn(message, stacklevel=5)
 
 
+def over_budget(model: nn.Module, budget: int, taken: int, unplanned: str) -> str:
+    """The sentence for a step that took more than its budget."""
+    cause = f" ({unplanned})" if unplanned else ""
+    return (
+        f"elbowroom: a step of {type(model).__name__} took {format_bytes(taken)}, {format_bytes(taken - budget)} "
+        f"more than its budget of {format_bytes(budget)}: something that is not planned took it{cause}, such as a "
+        "loss outside. From the next step on as much is left free for it"
+    )
+
+
 def say_fallback(what: str, why: str, said: set[str]) -> None:
     """Fused kernels could not serve: say so once for each reason. The budget is kept all the same."""
     if why not in said:

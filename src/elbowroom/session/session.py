@@ -7,83 +7,37 @@ planned as several, call by call, and what no graph holds is said.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import nn
 from torch._dynamo.exc import TorchDynamoException
+from torch.utils.hooks import RemovableHandle
 
-from elbowroom.capture.fingerprint import fingerprint
+from elbowroom.capture.unplanned import hooked_modules
 from elbowroom.errors import BudgetTooSmall, first_line
-from elbowroom.execute.plannable import Plannable
 from elbowroom.execute.region import Region, Stopped
-from elbowroom.measure.cache import setting_of
-from elbowroom.measure.measured import measured
-from elbowroom.measure.resident import (
-    device_bytes,
-    multiplies_matrices,
-    optimizer_bytes,
-    resident_bytes,
-    step_temporaries,
-)
+from elbowroom.measure.random_state import random_state_kept
+from elbowroom.measure.resident import device_bytes
 from elbowroom.measure.undisturbed import undisturbed
-from elbowroom.plan.plan import Plan
-from elbowroom.plan.planner import Planned
-from elbowroom.plan.regions import region_plan
-from elbowroom.session.calls import call_key, shown_call
+from elbowroom.session.calls import call_key
 from elbowroom.session.handle import Handle
-from elbowroom.session.late_gradients import have_own_room, keeps_gradients, late_parameters
-from elbowroom.session.loading import confirmed
+from elbowroom.session.inputs import check_optimizer
 from elbowroom.session.looking import Looker, NotWhole, Sight
 from elbowroom.session.options import Options
-from elbowroom.session.planning import (
-    fused_or_plain,
-    needs_trials,
-    plan_as_predicted,
-    plan_on_trial,
-    plan_one,
-    plannable,
-)
-from elbowroom.session.saying import say_fallback, too_many_shapes, too_small
+from elbowroom.session.planning import fused_or_plain
+from elbowroom.session.saying import over_budget, say_fallback, too_many_shapes
+from elbowroom.session.steps import Entry, StepPlanner
+from elbowroom.session.watching import Watch
 from elbowroom.units import format_bytes, parse_bytes
 
-if TYPE_CHECKING:
-    from elbowroom.execute.trials import Trials
-
-
-@dataclass
-class Entry:
-    """One step: the graphs it runs, in order, and their plan. `key` tells calls apart that need another plan.
-
-    No graphs means that it runs unplanned; `unplanned` says why, or what part of it does.
-    """
-
-    key: Any
-    graphs: list[Plannable] = field(default_factory=list)
-    plan: Plan | None = None
-    unplanned: str = ""
-    late: list[nn.Parameter] = field(default_factory=list)  # must have no gradient when a step begins
-    trials: Trials | None = None  # of programs made for it, where predictions are not exact
-    instead: Session | None = None  # runs it with PyTorch's kernels, because fused ones could not
-
-    @property
-    def regions(self) -> list[Region]:
-        return [graph.region for graph in self.graphs]
-
-    @property
-    def sources(self) -> list[str]:
-        """The programs that run, graph by graph."""
-        return [region.source for region in self.regions]
-
-    @property
-    def begins_with_gradients(self) -> bool:
-        """Whether gradients are there whose memory the plan uses."""
-        return any(parameter.grad is not None for parameter in self.late)
+_MOST_TRACES = 8  # of calls that look the same: where more is needed, something changes with every step
 
 
 class Session(Handle):
@@ -103,18 +57,30 @@ class Session(Handle):
         self._alternating: set[Any] = set()  # keys for which several graphs take turns
         self._traced_midway: list[Region] = []  # graphs that were traced in the middle of a step
         self._instead: Session | None = None
+        self._traces: Counter[Any] = Counter()  # how often calls of a key were traced
+        self._hooks_seen, self._hooked = -1, ""
         self._planning = RLock()
-        limit = 8 * (options.max_shapes + 1)
+        self._planner = StepPlanner(model, options)
+        self._watch = Watch(model, self._look_at_peak)
+        limit = (_MOST_TRACES + 1) * (options.max_shapes + 1)
         self._looker = Looker(model, self.step, self._plan_midway, fused=options.fuses, graph_limit=limit)
         self._looker.looks.may_run = self._may_run
+        for looks in (self._looker.looks, self._looker.part_looks):
+            looks.on_backward = self._watch.backward_begins
 
     # --- running ---
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._runs_plainly():
             return self.step(*args, **kwargs)
+        if hook := self._backward_hook():
+            self._say_unplanned(hook)
+            return self.step(*args, **kwargs)
         if self._keyed:
-            entry = self.entries.get(call_key(self.model, args, kwargs))
+            key = call_key(self.model, args, kwargs)
+            entry = self.entries.get(key)
+            if entry is None and self._is_full(key):
+                entry = self._remember(Entry(key, unplanned=too_many_shapes(self.options.max_shapes)))
             if entry is not None:
                 return self._run_apart(entry, args, kwargs)
         while True:
@@ -136,12 +102,18 @@ class Session(Handle):
     def _may_run(self, region: Region) -> bool:
         """Whether a graph may run now as planned. If not, `_planned` sees to it."""
         entry = self.entries.get(region)
-        if entry is None or entry.begins_with_gradients:
+        if entry is None or entry.begins_with_gradients or entry.excess_bytes:
             return False
+        self._begin(entry)
+        return True
+
+    def _begin(self, entry: Entry) -> None:
+        """A planned step begins."""
         if entry is not self._running:
             self._release_others(entry)
             self._running = self._latest = entry
-        return True
+        if entry.unwatched and entry.plan is not None:
+            self._watch.begin(entry, entry.plan, entry.graphs[0].device, self.options.optimizer)
 
     def _run_not_whole(self, refusal: NotWhole, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if refusal.in_parts or self.options.strict:
@@ -154,23 +126,54 @@ class Session(Handle):
         """A step that is not one graph: in parts, by another session, or unplanned."""
         if entry.begins_with_gradients:
             entry = self._plan_again(entry, lambda: self._plan_parts(args, kwargs))
+        if entry.excess_bytes:
+            self._leave_room(entry)
         self._latest = entry
         if entry.instead is not None:
             return entry.instead(*args, **kwargs)
         if not entry.graphs:
             return self.step(*args, **kwargs)
-        if entry is not self._running:
-            self._release_others(entry)
-            self._running = entry
+        self._begin(entry)
         before = {region: region.runs for region in entry.regions}
         outputs = self._looker.run_parts(args, kwargs)
         if self._traced_midway:  # the model has changed under this shape: look at it afresh before the next step
             self._traced_midway = []
+            self._watch.give_up()
             self._forget(entry)
         elif not all(region.runs > runs for region, runs in before.items()):
             self._say_unplanned("PyTorch ran it without the planned program; something it checks has changed")
         self._count_waiting(entry)
         return outputs
+
+    def _backward_hook(self) -> str:
+        """Which module has a backward hook, if one does: PyTorch runs such models as they are, without a word.
+
+        Looked for again only when some hook was registered somewhere since.
+        """
+        if self._hooked or RemovableHandle.next_id != self._hooks_seen:
+            self._hooks_seen = RemovableHandle.next_id
+            hooked = hooked_modules(self.model)
+            self._hooked = f"module {hooked[0]!r} has a backward hook, which tracing does not see" if hooked else ""
+        return f"{self._hooked}; remove it, or pass stages=[…]" if self._hooked else ""
+
+    # --- watching ---
+
+    def _look_at_peak(self, entry: Entry, taken_bytes: int) -> None:
+        """A watched step has ended, having taken so much."""
+        entry.unwatched -= 1
+        excess = taken_bytes - self.options.budget_bytes
+        if excess <= 0:
+            return
+        entry.excess_bytes = excess if self.options.plan is None else 0
+        self._say_over_budget(over_budget(self.model, self.options.budget_bytes, taken_bytes, entry.unplanned))
+
+    def _leave_room(self, entry: Entry) -> None:
+        """Plan a step again that took more than its budget; if that does not fit, the plan stays and it is said."""
+        try:
+            self._planner.leave_room(entry)
+        except BudgetTooSmall as refusal:
+            least = format_bytes(refusal.least_budget)
+            self._say_unplanned(f"something outside the plan takes more than is left for it; allow at least {least}")
 
     def _count_waiting(self, entry: Entry | None) -> None:
         for region in dict.fromkeys(entry.regions) if entry is not None else ():
@@ -190,23 +193,31 @@ class Session(Handle):
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
         """The entry of this call, planned now if it is new."""
-        entry = self.entries.get(call_key(self.model, args, kwargs)) if self._keyed else None
-        if entry is None:
-            try:
-                region = self._looker.look(args, kwargs)
-            except NotWhole as refusal:
-                why = refusal
-            else:
-                entry = self._planned(region, args, kwargs)
-        self._latest = entry = entry or self._prepare_apart(why, args, kwargs)
+        if hook := self._backward_hook():
+            self._say_unplanned(hook)
+            return Entry(call_key(self.model, args, kwargs), unplanned=hook)
+        with random_state_kept():
+            self._latest = entry = self._prepare(args, kwargs)
         return entry
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
+        entry = self.entries.get(call_key(self.model, args, kwargs)) if self._keyed else None
+        if entry is not None:
+            return entry
+        try:
+            region = self._looker.look(args, kwargs)
+        except NotWhole as refusal:
+            why = refusal
+        else:
+            return self._planned(region, args, kwargs)
+        return self._prepare_apart(why, args, kwargs)
 
     def _planned(self, region: Region, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
         """The entry of a graph that holds a whole step, planned so that it may run."""
 
         def plan_new() -> Entry:
             key = call_key(self.model, args, kwargs)
-            return self._plan_new(key, lambda: self._plan(key, Sight((region,)), args, kwargs), args, kwargs)
+            return self._plan_new(key, lambda: self._planner.plan(key, Sight((region,)), args, kwargs), args, kwargs)
 
         with self._planning:
             entry = self.entries.get(region)
@@ -214,6 +225,8 @@ class Session(Handle):
                 return plan_new()
             if entry.begins_with_gradients:
                 return self._plan_again(entry, plan_new)
+            if entry.excess_bytes:
+                self._leave_room(entry)
             return entry
 
     def _prepare_apart(self, refusal: NotWhole, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
@@ -233,7 +246,7 @@ class Session(Handle):
                 self._looker.forget()
                 self._raise_own_error(args, kwargs)
                 sight = Sight((), f"tracing it failed ({type(failure).__name__}: {first_line(failure)})")
-            return self._plan(key, sight, args, kwargs)
+            return self._planner.plan(key, sight, args, kwargs)
 
         with self._planning:
             return self._plan_new(key, plan, args, kwargs)
@@ -252,9 +265,11 @@ class Session(Handle):
     ) -> Entry:
         self._release_others(None)
         self._running = None
-        shapes = {entry.key for entry in self.entries.values() if entry.graphs}
-        if key not in shapes and len(shapes) >= self.options.max_shapes:
-            entry = Entry(key, unplanned=too_many_shapes(len(shapes)))
+        self._traces[key] += 1
+        if self._is_full(key):
+            entry = Entry(key, unplanned=too_many_shapes(self.options.max_shapes))
+        elif self._traces[key] > _MOST_TRACES:
+            entry = Entry(key, unplanned="something in it, such as a list that grows, makes each step another one")
         elif self.options.fuses:
             entry = fused_or_plain(
                 plan,
@@ -264,6 +279,10 @@ class Session(Handle):
         else:
             entry = plan()
         return self._remember(entry)
+
+    def _is_full(self, key: Any) -> bool:
+        shapes = {entry.key for entry in self.entries.values() if entry.graphs or entry.instead is not None}
+        return key not in shapes and len(shapes) >= self.options.max_shapes
 
     def _remember(self, entry: Entry) -> Entry:
         """Say what is not planned of it, then keep an entry for the calls that follow."""
@@ -287,100 +306,17 @@ class Session(Handle):
     def _forget(self, entry: Entry) -> None:
         self.entries = {key: other for key, other in self.entries.items() if other is not entry}
 
-    def _plan(self, key: Any, sight: Sight, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
-        if not sight.regions:
-            return Entry(key, unplanned=sight.left_out)
-        resident = self._resident(sight.regions, (args, dict(kwargs)))
-        resident["batch"] *= self.options.forwards
-        late = late_parameters(self.model, sight.regions, self.options, resident)
-        if self.options.plan is not None:
-            return self._load(self.options.plan, key, sight, resident, late)
-        entry = Entry(key, self._graphs(sight.regions, late), None, sight.left_out, list(late.values()))
-        self._install(entry, self._found(entry, resident), resident, shown_call(args, kwargs))
-        return entry
-
     def _plan_unfused(self, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
         """The same with PyTorch's kernels, in a session of its own."""
         if self._instead is None:
             self._instead = Session(self.model, self.make_step, replace(self.options, kernels="torch"))
         entry = self._instead.prepare(args, kwargs)
-        return Entry(key, plan=entry.plan, unplanned=entry.unplanned, instead=self._instead)
+        return Entry(key, plan=entry.plan, unplanned=entry.unplanned, instead=self._instead, instead_entry=entry)
 
     def _plan_midway(self, region: Region) -> None:
-        """A graph is traced in the middle of a step in parts: something else than the shape has changed.
-
-        It gets a plan of its own, at once, for one step.
-        """
-        plan_one(
-            region,
-            budget=self.options.budget_bytes,
-            resident=self._resident([region], ()),
-            estimate=self.options.estimate,
-            loss_inside=self.options.loss is not None,
-        )
+        """A graph is traced in the middle of a step in parts: something else than the shape has changed."""
+        self._planner.plan_midway(region)
         self._traced_midway.append(region)
-
-    def _resident(self, regions: Sequence[Region], batch: Any) -> dict[str, int]:
-        traced = [region.traced.unfused or region.traced for region in regions]
-        multiplies = any(multiplies_matrices(graph.nodes) for graph in traced)
-        return resident_bytes(self.model, batch, self.options.optimizer, traced[0].device, multiplies=multiplies)
-
-    def _graphs(self, regions: Sequence[Region], late: Mapping[int, nn.Parameter]) -> list[Plannable]:
-        """The step's graphs with their planners, as often as they run before the first backward."""
-        loss_inside = self.options.loss is not None
-        found = {
-            region: plannable(
-                region, measured(region.traced, estimate=self.options.estimate), loss_inside=loss_inside, late=late
-            )
-            for region in dict.fromkeys(regions)
-        }
-        return [found[region] for region in [*regions] * self.options.forwards]
-
-    def _found(self, entry: Entry, resident: Mapping[str, int]) -> list[Planned]:
-        """The best plans of an entry's graphs, as predicted or as measured."""
-        budget, kept = self.options.budget_bytes, keeps_gradients(self.model)
-        if needs_trials(entry.graphs, budget, resident):
-            return plan_on_trial(self._trials(entry), budget, resident, self.options.compilations, kept=kept)
-        planned = plan_as_predicted(entry.graphs, budget, resident)
-        if planned is None:
-            raise too_small(budget, resident, entry.graphs, kept=kept)
-        return planned
-
-    def _trials(self, entry: Entry) -> Trials:
-        from elbowroom.execute.trials import Trials  # the compiler takes seconds to import
-
-        if entry.trials is None:
-            left_free = step_temporaries(self.options.optimizer) if self.options.records else None
-            entry.trials = Trials(entry.graphs, left_free)
-        return entry.trials
-
-    # --- installing ---
-
-    def _install(self, entry: Entry, planned: list[Planned], resident: Mapping[str, int], inputs: str) -> None:
-        for graph, found in dict(zip(entry.graphs, planned, strict=True)).items():
-            graph.install(found)
-        entry.plan = Plan(
-            budget_bytes=self.options.budget_bytes,
-            resident=resident,
-            regions=tuple(
-                region_plan(graph.planner, found, fingerprint(graph.measured.captured))
-                for graph, found in zip(entry.graphs, planned, strict=True)
-            ),
-            setting=setting_of(entry.graphs[0].device),
-            inputs=inputs,
-            notes=_notes(entry, planned),
-            late_gradients=bool(entry.late),
-        )
-
-    def _load(
-        self, plan: Plan, key: Any, sight: Sight, resident: Mapping[str, int], late: Mapping[int, nn.Parameter]
-    ) -> Entry:
-        """Install a plan made earlier, if it was made for exactly this and the referee confirms it."""
-        late = late if plan.late_gradients else {}
-        entry = Entry(key, self._graphs(sight.regions, late), None, sight.left_out, list(late.values()))
-        planned = confirmed(plan, entry.graphs, resident, self.options.budget_bytes, lambda: self._trials(entry))
-        self._install(entry, planned, resident, plan.inputs)
-        return entry
 
     # --- planning again ---
 
@@ -420,63 +356,30 @@ class Session(Handle):
 
         If one does not fit with it, nothing changes.
         """
+        check_optimizer(self.model, optimizer)
         self._replan(
             replace(self.options, optimizer=optimizer, plan=None), lambda instead: instead.set_optimizer(optimizer)
         )
 
     def _replan(self, options: Options, tell_instead: Callable[[Session], None]) -> None:
-        old = self.options
         entries = [entry for entry in self.entries.values() if entry.plan is not None and entry.instead is None]
-        before = [(entry.graphs, entry.late, entry.trials) for entry in entries]
-        self.options = options
-        try:
-            residents = [self._resident_now(entry) for entry in entries]
-            for entry, resident in zip(entries, residents, strict=True):
-                self._look_at_gradients(entry, resident)
-                if options.optimizer is not old.optimizer:
-                    entry.trials = None  # what a recording must leave free has changed
-            found = [self._found(entry, resident) for entry, resident in zip(entries, residents, strict=True)]
-            if self._instead is not None:
+        old = self.options
+        self._watch.give_up()
+        self._planner.replan(entries, options)
+        if self._instead is not None:
+            try:
                 tell_instead(self._instead)
-        except BaseException:
-            self.options = old
-            for entry, known in zip(entries, before, strict=True):
-                entry.graphs, entry.late, entry.trials = known
-            raise
-        for entry, plans, resident in zip(entries, found, residents, strict=True):
-            assert entry.plan is not None
-            self._install(entry, plans, resident, entry.plan.inputs)
-        self._after_replanning()
-
-    def _after_replanning(self) -> None:
-        """What is not planned is said again, of the new budget."""
-        self.said.clear()
+            except BaseException:
+                self._planner.replan(entries, old)
+                raise
+        self.options = options
+        self.said.clear()  # what is not planned is said again, of the new budget
         for entry in self.entries.values():
             if entry.instead is not None:
-                entry.plan = next(e.plan for e in entry.instead.entries.values() if e.key == entry.key)
+                assert entry.instead_entry is not None
+                entry.plan = entry.instead_entry.plan
             if entry.unplanned:
                 self._say_unplanned(entry.unplanned)
-
-    def _resident_now(self, entry: Entry) -> dict[str, int]:
-        """What is resident, with the optimizer's state as it is or will be.
-
-        State that was there before its optimizer was known has counted as `other` and still does: what else is in use
-        now says nothing of what will be, because workspaces of matrix products come and go.
-        """
-        assert entry.plan is not None
-        optimizer = self.options.optimizer
-        state = 0 if optimizer is None else optimizer_bytes(optimizer, entry.graphs[0].device)
-        return {**entry.plan.resident, "optimizer": state}
-
-    def _look_at_gradients(self, entry: Entry, resident: Mapping[str, int]) -> None:
-        """Make other planners, if gradients are to be planned otherwise now."""
-        if entry.late and not have_own_room(entry.late, entry.regions[0], self.options, resident):
-            return
-        regions = entry.regions[: len(entry.regions) // self.options.forwards]
-        late = late_parameters(self.model, regions, self.options, resident)
-        if bool(late) != bool(entry.late):
-            entry.graphs = self._graphs(regions, late)
-            entry.late, entry.trials = list(late.values()), None
 
     # --- what others ask ---
 
@@ -488,15 +391,3 @@ class Session(Handle):
     def again(self, model: nn.Module) -> Session:
         """A session with the same options for another copy of the model."""
         return Session(model, self.make_step, self.options)
-
-
-def _notes(entry: Entry, planned: list[Planned]) -> tuple[str, ...]:
-    notes: tuple[str, ...] = ()
-    if entry.late:
-        notes += ("A step begins without gradients: until the backward makes them, others use their memory.",)
-    if any(plan.measured_peak_bytes is not None for plan in planned):
-        fused = entry.graphs[0].measured.is_fused
-        notes += (f"{'Inductor' if fused else 'PyTorch'}'s kernels: the peak is measured, times are estimates.",)
-    if any(plan.recorded for plan in planned):
-        notes += ("Replayed as CUDA graphs: their memory is held between steps, too.",)
-    return notes

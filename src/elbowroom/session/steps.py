@@ -1,0 +1,225 @@
+"""Plans a step: measures its graphs, finds the best programs within the budget, installs them; plans it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from elbowroom.capture.fingerprint import fingerprint
+from elbowroom.execute.plannable import Plannable
+from elbowroom.execute.region import Region
+from elbowroom.measure.cache import setting_of
+from elbowroom.measure.measured import measured
+from elbowroom.measure.resident import multiplies_matrices, optimizer_bytes, resident_bytes, step_temporaries
+from elbowroom.plan.plan import Plan
+from elbowroom.plan.planner import Planned
+from elbowroom.plan.regions import region_plan
+from elbowroom.session.calls import shown_call
+from elbowroom.session.handle import Handle
+from elbowroom.session.late_gradients import have_own_room, keeps_gradients, late_parameters
+from elbowroom.session.loading import confirmed
+from elbowroom.session.looking import Sight
+from elbowroom.session.options import Options
+from elbowroom.session.planning import needs_trials, plan_as_predicted, plan_on_trial, plan_one, plannable
+from elbowroom.session.saying import too_small
+from elbowroom.session.watching import WATCHED_STEPS, with_outside
+
+if TYPE_CHECKING:
+    from elbowroom.execute.trials import Trials
+
+
+@dataclass
+class Entry:
+    """One step: the graphs it runs, in order, and their plan. `key` tells calls apart that need another plan.
+
+    No graphs means that it runs unplanned; `unplanned` says why, or what part of it does.
+    """
+
+    key: Any
+    graphs: list[Plannable] = field(default_factory=list)
+    plan: Plan | None = None
+    unplanned: str = ""
+    late: list[nn.Parameter] = field(default_factory=list)  # must have no gradient when a step begins
+    trials: Trials | None = None  # of programs made for it, where predictions are not exact
+    instead: Handle | None = None  # runs it with PyTorch's kernels, because fused ones could not
+    instead_entry: Entry | None = None  # its entry there
+    unwatched: int = 0  # steps that are still to be watched
+    excess_bytes: int = 0  # of the latest step over the budget, for which no room is left yet
+
+    @property
+    def regions(self) -> list[Region]:
+        return [graph.region for graph in self.graphs]
+
+    @property
+    def sources(self) -> list[str]:
+        """The programs that run, graph by graph."""
+        return [region.source for region in self.regions]
+
+    @property
+    def begins_with_gradients(self) -> bool:
+        """Whether gradients are there whose memory the plan uses."""
+        return any(parameter.grad is not None for parameter in self.late)
+
+
+class StepPlanner:
+    """Plans the steps of one model within the options in force."""
+
+    def __init__(self, model: nn.Module, options: Options) -> None:
+        self.model = model
+        self.options = options
+
+    # --- a new step ---
+
+    def plan(self, key: Any, sight: Sight, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
+        if not sight.regions:
+            return Entry(key, unplanned=sight.left_out)
+        resident = self._resident(sight.regions, (args, dict(kwargs)))
+        resident["batch"] *= self.options.forwards
+        late = late_parameters(self.model, sight.regions, self.options, resident)
+        if self.options.plan is not None:
+            return self._load(self.options.plan, key, sight, resident, late)
+        entry = Entry(key, self._graphs(sight.regions, late), None, sight.left_out, list(late.values()))
+        self._install(entry, self._found(entry, resident), resident, shown_call(args, kwargs))
+        return entry
+
+    def plan_midway(self, region: Region) -> None:
+        """A graph is traced in the middle of a step in parts: something else than the shape has changed.
+
+        It gets a plan of its own, at once, for one step.
+        """
+        plan_one(
+            region,
+            budget=self.options.budget_bytes,
+            resident=self._resident([region], ()),
+            estimate=self.options.estimate,
+            loss_inside=self.options.loss is not None,
+        )
+
+    def _resident(self, regions: Sequence[Region], batch: Any) -> dict[str, int]:
+        traced = [region.traced.unfused or region.traced for region in regions]
+        multiplies = any(multiplies_matrices(graph.nodes) for graph in traced)
+        return resident_bytes(self.model, batch, self.options.optimizer, traced[0].device, multiplies=multiplies)
+
+    def _graphs(self, regions: Sequence[Region], late: Mapping[int, nn.Parameter]) -> list[Plannable]:
+        """The step's graphs with their planners, as often as they run before the first backward."""
+        loss_inside = self.options.loss is not None
+        found = {
+            region: plannable(
+                region, measured(region.traced, estimate=self.options.estimate), loss_inside=loss_inside, late=late
+            )
+            for region in dict.fromkeys(regions)
+        }
+        return [found[region] for region in [*regions] * self.options.forwards]
+
+    def _found(self, entry: Entry, resident: Mapping[str, int]) -> list[Planned]:
+        """The best plans of an entry's graphs, as predicted or as measured."""
+        budget, kept = self.options.budget_bytes, keeps_gradients(self.model)
+        if needs_trials(entry.graphs, budget, resident):
+            return plan_on_trial(self._trials(entry), budget, resident, self.options.compilations, kept=kept)
+        planned = plan_as_predicted(entry.graphs, budget, resident)
+        if planned is None:
+            raise too_small(budget, resident, entry.graphs, kept=kept)
+        return planned
+
+    def _trials(self, entry: Entry) -> Trials:
+        from elbowroom.execute.trials import Trials  # the compiler takes seconds to import
+
+        if entry.trials is None:
+            left_free = step_temporaries(self.options.optimizer) if self.options.records else None
+            entry.trials = Trials(entry.graphs, left_free)
+        return entry.trials
+
+    # --- installing ---
+
+    def _install(self, entry: Entry, planned: list[Planned], resident: Mapping[str, int], inputs: str) -> None:
+        for graph, found in dict(zip(entry.graphs, planned, strict=True)).items():
+            graph.install(found)
+        entry.plan = Plan(
+            budget_bytes=self.options.budget_bytes,
+            resident=resident,
+            regions=tuple(
+                region_plan(graph.planner, found, fingerprint(graph.measured.captured))
+                for graph, found in zip(entry.graphs, planned, strict=True)
+            ),
+            setting=setting_of(entry.graphs[0].device),
+            inputs=inputs,
+            notes=_notes(entry, planned),
+            late_gradients=bool(entry.late),
+        )
+        entry.unwatched, entry.excess_bytes = WATCHED_STEPS, 0
+
+    def _load(
+        self, plan: Plan, key: Any, sight: Sight, resident: Mapping[str, int], late: Mapping[int, nn.Parameter]
+    ) -> Entry:
+        """Install a plan made earlier, if it was made for exactly this and the referee confirms it."""
+        late = late if plan.late_gradients else {}
+        entry = Entry(key, self._graphs(sight.regions, late), None, sight.left_out, list(late.values()))
+        planned = confirmed(plan, entry.graphs, resident, self.options.budget_bytes, lambda: self._trials(entry))
+        self._install(entry, planned, resident, plan.inputs)
+        return entry
+
+    # --- again ---
+
+    def replan(self, entries: Sequence[Entry], options: Options) -> None:
+        """Plan steps with other options; if one cannot be, nothing changes."""
+        old = self.options
+        before = [(entry.graphs, entry.late, entry.trials) for entry in entries]
+        self.options = options
+        try:
+            residents = [self._resident_now(entry) for entry in entries]
+            for entry, resident in zip(entries, residents, strict=True):
+                self._look_at_gradients(entry, resident)
+                if options.optimizer is not old.optimizer:
+                    entry.trials = None  # what a recording must leave free has changed
+            found = [self._found(entry, resident) for entry, resident in zip(entries, residents, strict=True)]
+        except BaseException:
+            self.options = old
+            for entry, known in zip(entries, before, strict=True):
+                entry.graphs, entry.late, entry.trials = known
+            raise
+        for entry, plans, resident in zip(entries, found, residents, strict=True):
+            assert entry.plan is not None
+            self._install(entry, plans, resident, entry.plan.inputs)
+
+    def leave_room(self, entry: Entry) -> None:
+        """Plan a step again that took more than its budget, with so much left free. It may not fit any more."""
+        assert entry.plan is not None
+        excess, entry.excess_bytes = entry.excess_bytes, 0
+        resident = with_outside(entry.plan.resident, excess)
+        self._install(entry, self._found(entry, resident), resident, entry.plan.inputs)
+
+    def _resident_now(self, entry: Entry) -> dict[str, int]:
+        """What is resident, with the optimizer's state as it is or will be.
+
+        State that was there before its optimizer was known has counted as `other` and still does: what else is in use
+        now says nothing of what will be, because workspaces of matrix products come and go.
+        """
+        assert entry.plan is not None
+        optimizer = self.options.optimizer
+        state = 0 if optimizer is None else optimizer_bytes(optimizer, entry.graphs[0].device)
+        return {**entry.plan.resident, "optimizer": state}
+
+    def _look_at_gradients(self, entry: Entry, resident: Mapping[str, int]) -> None:
+        """Make other planners, if gradients are to be planned otherwise now."""
+        if entry.late and not have_own_room(entry.late, entry.regions[0], self.options, resident):
+            return
+        regions = entry.regions[: len(entry.regions) // self.options.forwards]
+        late = late_parameters(self.model, regions, self.options, resident)
+        if bool(late) != bool(entry.late):
+            entry.graphs = self._graphs(regions, late)
+            entry.late, entry.trials = list(late.values()), None
+
+
+def _notes(entry: Entry, planned: list[Planned]) -> tuple[str, ...]:
+    notes: tuple[str, ...] = ()
+    if entry.late:
+        notes += ("A step begins without gradients: until the backward makes them, others use their memory.",)
+    if any(plan.measured_peak_bytes is not None for plan in planned):
+        fused = entry.graphs[0].measured.is_fused
+        notes += (f"{'Inductor' if fused else 'PyTorch'}'s kernels: the peak is measured, times are estimates.",)
+    if any(plan.recorded for plan in planned):
+        notes += ("Replayed as CUDA graphs: their memory is held between steps, too.",)
+    return notes

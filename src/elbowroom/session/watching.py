@@ -1,0 +1,143 @@
+"""Watches the first steps of a plan: what the allocator says that they took, against the budget.
+
+A plan knows what its programs take. It does not know what is around them: a loss outside, what a part of the model
+that is not traced takes while it runs, what somebody else allocates in between. The allocator does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from elbowroom.measure.resident import rounded
+from elbowroom.measure.step_peak import StepPeak
+from elbowroom.plan.plan import Plan
+
+WATCHED_STEPS = 3  # of each plan: the second may begin with gradients or an optimizer's state that the first made
+
+
+class Watch:
+    """Measures one step at a time, from its first forward to the end of its backward.
+
+    `on_end` is called there, with the bytes that were in use at the most.
+    """
+
+    def __init__(self, model: nn.Module, on_end: Callable[[Any, int], None]) -> None:
+        self._model = model
+        self._on_end = on_end
+        self._peak: StepPeak | None = None
+        self._of: Any = None
+        self._base_bytes = 0
+        self._thread = 0
+        self._in_backward = False
+
+    def begin(self, of: Any, plan: Plan, device: torch.device, optimizer: Any) -> None:
+        """A forward of `of` begins; if an earlier one of it still waits for its backward, both are one step."""
+        if self._peak is not None and self._of is of:
+            return
+        self.give_up()
+        base_bytes = _base_bytes(self._model, plan, device, optimizer)
+        peak = StepPeak()
+        limit = plan.budget_bytes - base_bytes
+        if peak.start(device, limit_bytes=limit, watched=list(self._model.parameters())):
+            self._peak, self._of, self._base_bytes, self._thread = peak, of, base_bytes, get_ident()
+            _WATCHES.add(self)
+
+    def backward_begins(self) -> None:
+        """Called in the backward, as often as graphs have one."""
+        self._in_backward = self._peak is not None
+
+    def backward_ends(self) -> None:
+        """Called in the thread that started a backward, whichever model it was of."""
+        if self._in_backward and self._thread == get_ident():
+            peak, of = self._peak, self._of
+            taken = peak.stop() if peak is not None else None
+            self.give_up()
+            if taken is not None:
+                self._on_end(of, self._base_bytes + taken)
+
+    def give_up(self) -> None:
+        if self._peak is not None:
+            self._peak.stop()
+            self._peak = self._of = None
+            self._in_backward = False
+            _WATCHES.remove(self)
+
+
+class _Watches:
+    """Those that wait for the end of a backward.
+
+    PyTorch has callbacks for that, but they run inside of the backward, where what belongs to a thread, as a profiler
+    does, cannot be ended. So the function that starts backwards is wrapped, as long as somebody waits.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[Watch] = []
+        self._start: Callable[..., Any] = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+    def add(self, watch: Watch) -> None:
+        self._waiting.append(watch)
+        torch.autograd._engine_run_backward = self._run_backward  # type: ignore[attr-defined]
+
+    def remove(self, watch: Watch) -> None:
+        self._waiting = [each for each in self._waiting if each is not watch]
+        if not self._waiting:
+            torch.autograd._engine_run_backward = self._start  # type: ignore[attr-defined]
+
+    def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = self._start(*args, **kwargs)
+        except BaseException:
+            for watch in self._waiting:
+                if watch._in_backward:
+                    watch.give_up()
+            raise
+        for watch in self._waiting:
+            watch.backward_ends()
+        return result
+
+
+_WATCHES = _Watches()
+
+
+def _base_bytes(model: nn.Module, plan: Plan, device: torch.device, optimizer: Any) -> int:
+    """What counts against the budget when a step begins.
+
+    On CUDA the allocator knows, but for state that an optimizer will make at its first step. On the CPU it is what
+    the plan counts as resident, without the gradients that are not there yet.
+    """
+    state_bytes = plan.resident.get("optimizer", 0)
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device) + (0 if optimizer is None or optimizer.state else state_bytes)
+    missing = [p for p in model.parameters() if p.requires_grad and p.grad is None and p.device.type == device.type]
+    gradients = sum(rounded(p.numel() * p.element_size(), device) for p in missing)
+    return max(0, _known_bytes(plan.resident) - gradients)
+
+
+OUTSIDE = "outside the plan"  # what was seen to be taken besides, and is left free for it
+
+
+def _known_bytes(resident: Mapping[str, int]) -> int:
+    return sum(size for name, size in resident.items() if name != OUTSIDE)
+
+
+def with_outside(resident: Mapping[str, int], excess: int) -> dict[str, int]:
+    """What is resident, with so much more left free for what is outside the plan; that varies a little."""
+    return {**resident, OUTSIDE: resident.get(OUTSIDE, 0) + excess + max(1024, excess // 8)}
+
+
+def never_called(model: nn.Module, say: Callable[[], None]) -> Callable[[], None]:
+    """Calls `say` when the model gets gradients, until the function that is returned is called.
+
+    Whoever calls `model.forward`, or a part of the model, trains it without a plan.
+    """
+    trained: Sequence[nn.Parameter] = [p for p in model.parameters() if p.requires_grad and p.is_leaf]
+    if not trained:
+        return lambda: None
+    handle: RemovableHandle = trained[0].register_post_accumulate_grad_hook(lambda _: say())
+    return handle.remove
