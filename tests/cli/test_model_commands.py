@@ -356,6 +356,7 @@ sys.exit(run(sys.argv[1:]))
         (("plan", BUILD, "--budget", "1GiB"), 2, "install elbowroom with torch"),
         (("demo",), 2, "install elbowroom with torch"),
         (("version",), 0, ""),
+        (("--version",), 0, ""),
         (("solve", "--list", "--json"), 0, ""),
     ],
 )

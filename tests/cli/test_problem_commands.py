@@ -192,3 +192,20 @@ def test_it_runs_as_a_program(chain_file):
     )
     assert done.returncode == 3
     assert json.loads(done.stdout)["feasible"] is False
+
+
+# --- before any command ------------------------------------------------------------------------------------------
+
+
+def test_a_bare_command_line_shows_what_there_is(elbowroom):
+    """Nothing was asked, which is bad input; but what may be asked is the answer, and not a complaint."""
+    done = elbowroom()
+    assert done.status == 2
+    assert done.err == ""
+    assert all(command in done.out for command in ("Usage", "solve", "plan", "verify", "--version"))
+
+
+def test_the_version_is_an_option_and_a_command(elbowroom):
+    from elbowroom import __version__
+
+    assert elbowroom("--version") == elbowroom("version") == (0, f"{__version__}\n", "")

@@ -12,6 +12,7 @@ from torch import nn  # noqa: E402
 
 from elbowroom.plan.plan import Plan  # noqa: E402
 from elbowroom.plan.regions import ModulePlan, RegionPlan  # noqa: E402
+from elbowroom.plan.words import method_in_words, reason_in_words  # noqa: E402
 from elbowroom.report.plan_table import MOST_ROWS, module_rows, unnamed_bytes  # noqa: E402
 from elbowroom.units import format_bytes, format_seconds  # noqa: E402
 
@@ -79,13 +80,14 @@ def test_the_text_says_what_the_plan_says(plans):
         assert f"{format_bytes(size)} ({size})" in head
     assert f"gradients of {format_bytes(plan.resident['gradients'])} included" in head
     for name in ("parameters", "optimizer", "batch"):
-        assert f"{name} {format_bytes(plan.resident[name])}" in head
+        said = "optimizer state" if name == "optimizer" else name
+        assert f"{said} {format_bytes(plan.resident[name])}" in head
     assert f"{plan.extra_time:.1%}" in head
     rows = {name: rest.strip() for name, _, rest in (line.partition("  ") for line in head.splitlines())}
     region = plan.regions[0]
     assert rows["structure"] == f"chain: {region.structure.why}"
-    assert rows["method"] == region.method
-    assert rows["why"] == region.why
+    assert rows["method"] == method_in_words(region.method)
+    assert f"why {reason_in_words(region.why)} made for" in " ".join(head.split())  # over two lines
     assert region.why.startswith("fastest of ")
     assert "float32[64, 16] on cpu" in head
     total = table.splitlines()[-1].split("  ")

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -22,7 +22,7 @@ from elbowroom.cli.problems import simulate_command, solve_command
 from elbowroom.cli.training_steps import explain_command, plan_command, sweep_command, verify_command
 from elbowroom.errors import BudgetTooSmall, ElbowroomError, InputError
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train in the memory you have.")
+app = typer.Typer(add_completion=False, help="Train in the memory you have.")
 for name, command in (
     ("solve", solve_command),
     ("simulate", simulate_command),
@@ -33,6 +33,19 @@ for name, command in (
     ("demo", demo_command),
 ):
     app.command(name)(command)
+
+
+@app.callback(invoke_without_command=True)
+def begin(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+    if context.invoked_subcommand is None:  # bad input, so that a script that lost its command does not go on
+        print(context.get_help())
+        raise typer.Exit(2)
 
 
 @app.command("version")

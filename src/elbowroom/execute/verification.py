@@ -1,11 +1,12 @@
 """Proof that nothing changed: one planned step against one plain step, bit by bit.
 
-Compared are what the step returns, the gradient of every parameter, every buffer, and the random streams. Where the
-plain step differs from itself traced by PyTorch without any plan (`aot_eager`: other kernels than eager's), the
-planned step must equal the traced one. Fused kernels round differently from others: such a step must be as close to
-`torch.compile`'s as rounding allows, with the same random numbers. How much that is depends on the model (batch norm
-in half precision may turn a rounding into a tenth of a gradient), so where a difference seems large, it is held
-against what `torch.compile` itself makes of parameters that were rounded otherwise.
+Compared are what the step returns, the gradient of every parameter, every buffer, and the random streams of
+PyTorch, Python and numpy. Where the plain step differs from itself traced by PyTorch without any plan (`aot_eager`:
+other kernels than eager's), the planned step must equal the traced one. Fused kernels round differently from
+others: such a step must be as close to `torch.compile`'s as rounding allows, with the same random numbers. How much
+that is depends on the model (batch norm in half precision may turn a rounding into a tenth of a gradient), so where
+a difference seems large, it is held against what `torch.compile` itself makes of parameters that were rounded
+otherwise.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf, isinf
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +23,7 @@ from torch import nn
 from elbowroom.capture.backend import capture_settings, kept_whole
 from elbowroom.capture.traced_values import tensors_in
 from elbowroom.errors import Mismatch
-from elbowroom.measure.random_state import random_states, set_random_states
+from elbowroom.measure.random_state import RandomStates, random_states, set_random_states
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Outcome:
     outputs: list[torch.Tensor]
     gradients: dict[str, torch.Tensor | None]
     buffers: dict[str, torch.Tensor]
-    random: list[torch.Tensor]
+    random: RandomStates
 
 
 class Verifiable(Protocol):
@@ -89,15 +91,15 @@ def _verify_fused(
     low = low or any(p.dtype.itemsize == 2 for p in session.model.parameters())
     rounding = ROUNDING[torch.bfloat16 if low else torch.float32]
     apart = _apart(compiled, planned)
-    if not max(apart.values(), default=0.0) <= rounding.usual:
+    if max(apart.values(), default=0.0) > rounding.usual:
         with capture_settings(64), _rounded_otherwise(session.model, rounding.one):
             moved = _apart(compiled, outcome(session.model, step, args, kwargs))
         for name, share in apart.items():
-            if not share <= max(rounding.usual, moved[name]):
+            if isinf(share) or share > max(rounding.usual, moved[name]):
                 a, b = _pairs(compiled, planned)[name]
                 raise Mismatch(f"the planned step differs from torch.compile: {name}{_distance(a, b)}")
-    if not all(torch.equal(a, b) for a, b in zip(compiled.random, planned.random, strict=True)):
-        raise Mismatch("the planned step differs from torch.compile: the random generator's state afterwards")
+    if (difference := compiled.random.differs_in(planned.random)) is not None:
+        raise Mismatch(f"the planned step differs from torch.compile: {difference}")
     return Verification("torch.compile", _count(compiled), max(apart.values(), default=0.0))
 
 
@@ -148,17 +150,35 @@ def _pairs(a: Outcome, b: Outcome) -> dict[str, tuple[torch.Tensor | None, torch
 
 
 def _share_apart(a: torch.Tensor, b: torch.Tensor, least: float) -> float:
-    """The norm of the difference over that of the value. Gradients that are nothing but rounding count as `least`."""
-    norm = max(a.double().norm().item(), least * a.numel() ** 0.5)
-    apart = (a.double() - b.double()).norm().item()
+    """The norm of the difference over that of the value. Gradients that are nothing but rounding count as `least`.
+
+    What is infinite or not a number in one of them must be the same in the other, or they are infinitely far apart.
+    """
+    if a.shape != b.shape:
+        return inf
+    a, b = _wide(a), _wide(b)
+    usual = a.isfinite() & b.isfinite()
+    if not same_bits(a[~usual], b[~usual]):
+        return inf
+    norm = max(a[usual].norm().item(), least * a.numel() ** 0.5)
+    apart = (a[usual] - b[usual]).norm().item()
     return apart / norm if norm else float(apart > 0)
 
 
 def _typical(result: Outcome) -> float:
     """A thousandth of the usual size of a gradient's element."""
-    gradients = [g.double() for g in result.gradients.values() if g is not None and g.numel()]
-    count = sum(g.numel() for g in gradients)
-    return 1e-3 * (sum(float(g.square().sum()) for g in gradients) / count) ** 0.5 if count else 0.0
+    squares, count = 0.0, 0
+    for gradient in result.gradients.values():
+        if gradient is not None:
+            numbers = _wide(gradient[gradient.isfinite()])
+            squares += float(numbers.abs().square().sum())
+            count += numbers.numel()
+    return 1e-3 * (squares / count) ** 0.5 if count else 0.0
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers, so precise that comparing them rounds nothing."""
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def outcome(model: nn.Module, step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
@@ -167,7 +187,7 @@ def outcome(model: nn.Module, step: Callable[..., Any], args: tuple[Any, ...], k
         inputs = tensors_in((args, dict(kwargs)))
         before = [leaf.detach().clone() for leaf in inputs]
         outputs = tensors_in(step(*args, **kwargs))
-        total = sum(leaf.float().sum() for leaf in outputs if leaf.requires_grad)
+        total = sum(_real(leaf).float().sum() for leaf in outputs if leaf.requires_grad)
         if isinstance(total, torch.Tensor):
             total.backward()
         result = Outcome(
@@ -181,6 +201,10 @@ def outcome(model: nn.Module, step: Callable[..., Any], args: tuple[Any, ...], k
                 if leaf.grad_fn is None:
                     leaf.copy_(value)
     return result
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def first_difference(plain: Outcome, planned: Outcome) -> str | None:
@@ -199,10 +223,7 @@ def first_difference(plain: Outcome, planned: Outcome) -> str | None:
                     return f"{what} {name} is missing in one of them"
             elif not same_bits(a_or_none, b_or_none):
                 return f"{what} {name}{_distance(a_or_none, b_or_none)}"
-    for a, b in zip(plain.random, planned.random, strict=True):
-        if not torch.equal(a, b):
-            return "the random generator's state afterwards"
-    return None
+    return plain.random.differs_in(planned.random)
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -216,12 +237,16 @@ def _distance(a: torch.Tensor | None, b: torch.Tensor | None) -> str:
     assert b is not None
     if a.shape != b.shape or a.dtype != b.dtype:
         return f" ({a.dtype} {list(a.shape)} against {b.dtype} {list(b.shape)})"
-    far = (a.double() - b.double()).abs().max().item()
-    return f" (by up to {far:.3g}, where the largest value is {a.double().abs().max().item():.3g})"
+    a, b = _wide(a), _wide(b)
+    if not torch.equal(a.isnan(), b.isnan()):
+        return " (some of it is not a number in one of them, and is one in the other)"
+    numbers = ~a.isnan()
+    far, largest = (a - b)[numbers].abs().max().item(), a[numbers].abs().max().item()
+    return f" (by up to {far:.3g}, where the largest value is {largest:.3g})"
 
 
 def _count(result: Outcome) -> int:
-    return len(result.outputs) + len(result.gradients) + len(result.buffers) + len(result.random)
+    return len(result.outputs) + len(result.gradients) + len(result.buffers) + len(result.random.tensors)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from elbowroom.plan.stages.structure import Structure, structure_of
 from elbowroom.plan.stages.translate import order_of
 from elbowroom.plan.values.choices import Predicted
 from elbowroom.plan.values.search import Refiner
+from elbowroom.plan.words import BY_VALUE
 from elbowroom.progress import Progress
 from elbowroom.schedule import Operation, simulate
 from elbowroom.solve.persistent import Sweep
@@ -44,7 +45,6 @@ _LOWER_SHARES = 0.95, 0.9, 0.85, 0.75, 0.6, 0.5
 _LARGER = 1.5
 _BEGINNINGS = 3
 _TRIES = 60  # values considered for keeping after all: each costs one play of the program, so this bounds the time
-_BY_VALUE = ", then value by value"
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,4 +320,4 @@ def _longer(time: float, plan: Planned) -> str:
 
 
 def _by_value(method: str) -> str:
-    return method if method.endswith(_BY_VALUE) else method + _BY_VALUE
+    return method if method.endswith(BY_VALUE) else method + BY_VALUE

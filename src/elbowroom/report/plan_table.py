@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from elbowroom.plan.plan import Plan
+from elbowroom.plan.words import method_in_words, reason_in_words, sizes_in_words
 from elbowroom.report.picture import memory_picture
 from elbowroom.report.tables import exactly, facts_table
 from elbowroom.units import format_bytes, format_seconds
@@ -65,19 +66,19 @@ def plan_facts(plan: Plan) -> Table:
     """Budget, prediction and what fills it, one fact per row."""
     table = facts_table()
     there = {name: size for name, size in plan.resident.items() if not (plan.late_gradients and name == "gradients")}
-    resident = [f"{name} {format_bytes(size)}" for name, size in there.items() if size]
+    resident = sizes_in_words([(name, size) for name, size in there.items() if size])
     gradients = f", gradients of {format_bytes(plan.resident['gradients'])} included" if plan.late_gradients else ""
     device = plan.setting.get("name", plan.setting.get("device", "an unknown device"))
     share = f", {plan.peak_bytes / plan.budget_bytes:.0%} of the budget" if plan.budget_bytes else ""
     table.add_row("budget", exactly(plan.budget_bytes))
     table.add_row("predicted peak", f"{exactly(plan.peak_bytes)}{share}")
-    table.add_row("  all the time", f"{format_bytes(plan.start_bytes)}: {', '.join(resident) or 'nothing'}")
+    table.add_row("  all the time", f"{format_bytes(plan.start_bytes)}: {resident or 'nothing'}")
     table.add_row("  for the step", f"{format_bytes(plan.peak_bytes - plan.start_bytes)}{gradients}")
-    table.add_row("plain peak", f"{exactly(plan.plain_peak_bytes)}, everything saved")
+    table.add_row("plain peak", f"{exactly(plan.plain_peak_bytes)}, without a plan: everything saved")
     table.add_row("extra time", f"{plan.extra_time:.1%} ({_times(plan)})")
     _add_reasons(table, plan)
     if len(plan.regions) > 1:
-        table.add_row("graphs", f"{len(plan.regions)}, planned together")
+        table.add_row("graphs", f"the model runs as {len(plan.regions)}, planned together")
     table.add_row("made for", f"{plan.inputs or 'no tensors'} on {device}")
     for note in plan.notes:
         table.add_row("note", note)
@@ -87,8 +88,8 @@ def plan_facts(plan: Plan) -> Table:
 def _add_reasons(table: Table, plan: Plan) -> None:
     """What the network looks like, how it was planned and why so; of several graphs, what differs."""
     structures = [f"{s.kind}: {s.why}" for region in plan.regions if (s := region.structure) is not None]
-    methods = [region.method for region in plan.regions]
-    reasons = [region.why for region in plan.regions if region.why]
+    methods = [method_in_words(region.method) for region in plan.regions]
+    reasons = [reason_in_words(region.why) for region in plan.regions if region.why]
     for name, said in (("structure", structures), ("method", methods), ("why", reasons)):
         if said:
             table.add_row(name, "; ".join(dict.fromkeys(said)))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from elbowroom.plan.words import method_in_words
 from elbowroom.report.picture import import_pyplot, save_figure
 from elbowroom.units import format_bytes, format_seconds
 
@@ -18,7 +19,7 @@ _BAR = 12  # characters of the longest bar
 
 def sweep_table(curve: Curve) -> Table:
     title = (
-        f"plain: {format_bytes(curve.plain.peak_bytes)} and {format_seconds(curve.plain.time_s)} a step; "
+        f"without a plan: {format_bytes(curve.plain.peak_bytes)} and {format_seconds(curve.plain.time_s)} a step; "
         f"least budget {format_bytes(curve.least_budget)} ({curve.least_budget})"
     )
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
@@ -34,7 +35,8 @@ def sweep_table(curve: Curve) -> Table:
             continue
         extra = point.plan.extra_time
         bar = "█" * round(_BAR * extra / slowest) if slowest > 0 else ""
-        table.add_row(budget, format_bytes(point.plan.peak_bytes), f"{extra:.1%}", bar, point.plan.method)
+        method = "; ".join(dict.fromkeys(method_in_words(region.method) for region in point.plan.regions))
+        table.add_row(budget, format_bytes(point.plan.peak_bytes), f"{extra:.1%}", bar, method)
     return table
 
 

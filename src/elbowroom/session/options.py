@@ -39,13 +39,13 @@ class Options:
     """What to keep to, and how to plan.
 
     `budget`: bytes, as a number or as text such as "8GiB". `optimizer`: its state is counted. `loss` is computed
-    inside the step. `stages` cuts the model by hand. `plan` is one made earlier (`of` loads it if it is a path). `forwards` is how many forwards
-    wait for one backward. `strict` raises where part of the model would run outside the plan. At most `max_shapes`
-    shapes of input are planned. `times` is "measure", or "estimate" to plan without running operators. `kernels` are
-    "torch", PyTorch's own; "inductor", fused ones; or "auto", fused ones where the model is on a GPU and a compiler
-    is there. For fused ones at most `compilations` plans are compiled and measured for a budget; with `cuda_graphs`
-    they are replayed as such where that is faster. With `accumulates`, gradients of earlier backwards are there when
-    a step begins; else that is found out when it happens.
+    inside the step. `stages` cuts the model by hand. `plan` is one made earlier (`of` loads it if it is a path).
+    `forwards` is how many forwards wait for one backward. `strict` raises where part of the model would run outside
+    the plan. At most `max_shapes` shapes of input are planned. `times` is "measure", or "estimate" to plan without
+    running operators. `kernels` are "torch", PyTorch's own; "inductor", fused ones; or "auto", fused ones where the
+    model is on a GPU and a compiler is there. For fused ones at most `compilations` plans are compiled and measured
+    for a budget; with `cuda_graphs` they are replayed as such where that is faster. With `accumulates`, gradients of
+    earlier backwards are there when a step begins; else that is found out when it happens.
     """
 
     budget: int | str

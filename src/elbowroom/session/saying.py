@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from torch import nn
 
@@ -11,6 +13,7 @@ from elbowroom.errors import BudgetTooSmall, Unplanned, first_line
 from elbowroom.execute.plannable import Plannable
 from elbowroom.plan.planner import Planned
 from elbowroom.plan.together import peak_together
+from elbowroom.plan.words import sizes_in_words
 from elbowroom.session.options import Options
 from elbowroom.step.allocator import budget_for
 from elbowroom.step.graph import StepGraph
@@ -54,6 +57,16 @@ def too_many_shapes(seen: int) -> str:
     return f"it has seen {seen} shapes already; raise max_shapes or pad to fewer shapes"
 
 
+def no_backward(is_loss_inside: bool) -> str:
+    """Why a step that was traced has no graph with a backward."""
+    result = "its loss" if is_loss_inside else "nothing that it returns"
+    verb = "does not depend" if is_loss_inside else "depends"
+    return (
+        f"{result} {verb} on a tensor that needs a gradient, so that there is no backward; look for frozen "
+        "parameters, detach() and no_grad()"
+    )
+
+
 def compiling_failed(failure: Exception) -> str:
     failure = getattr(failure, "inner_exception", failure)  # Dynamo's own report says only which backend it was
     kind = "" if isinstance(failure, RuntimeError) else f"{type(failure).__name__}: "
@@ -70,9 +83,7 @@ def too_small(
     least = [graph.planner.least for graph in graphs]
     cuda = graphs[0].device.type == "cuda"
     needed = budget_for(max(measured, peak_together(least)), sum(resident.values()), cuda=cuda)
-    largest = [(name, size) for name, size in resident.items() if size]
-    for graph, plan in zip(graphs, least, strict=True):
-        largest.extend(_largest_at_peak(graph.planner.graph, plan))
+    largest = [*resident.items(), *_largest_at_fullest([graph.planner.graph for graph in graphs], least)]
     what, remedy = "found for this model and batch", "Raise the budget or make the batch smaller"
     if kept:
         remedy += "; or begin steps without gradients: those of an earlier backward are kept, zero_grad() frees them"
@@ -83,11 +94,13 @@ def budget_too_small(
     budget: int, needed: int, things: list[tuple[str, int]], what: str, remedy: str
 ) -> BudgetTooSmall:
     """The sentence both roads say, with the largest of the things that fill the least budget."""
-    largest = sorted(things, key=lambda thing: -thing[1])[:5]
-    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
+    together = Counter[str]()
+    for name, size in things:
+        together[name] += size
+    largest = [thing for thing in together.most_common(5) if thing[1]]
     return BudgetTooSmall(
         f"budget: {format_bytes(budget)} is too small; the least {what} is {format_bytes(needed)} ({needed} bytes). "
-        f"The largest things in it: {parts}. {remedy}",
+        f"The largest things in it: {sizes_in_words(largest)}. {remedy}",
         budget,
         needed,
         largest,
@@ -102,18 +115,26 @@ def neither_fits(fused: Exception, unfused: BudgetTooSmall) -> BudgetTooSmall:
     return BudgetTooSmall(said, unfused.budget, unfused.least_budget, unfused.largest)
 
 
+def _largest_at_fullest(graphs: Sequence[StepGraph], plans: Sequence[Planned]) -> list[tuple[str, int]]:
+    """What is in memory at the fullest moment of graphs that run in a row, by name."""
+    held = [0, *accumulate(plan.prediction.saved_bytes for plan in plans)]
+    fullest = max(range(len(plans)), key=lambda i: held[i] + plans[i].prediction.peak_bytes)
+    earlier = ("what earlier parts of the model saved for their backward", held[fullest])
+    return [*_largest_at_peak(graphs[fullest], plans[fullest]), earlier]
+
+
 def _largest_at_peak(graph: StepGraph, plan: Planned) -> list[tuple[str, int]]:
     """What the operator at a plan's peak works on, by name."""
     moments = (*plan.prediction.forward_bytes, *plan.prediction.backward_bytes)
     operations = (*plan.program.forward, *plan.program.backward)
     if not moments or max(moments) < plan.prediction.between_bytes:
-        return [("what is saved for the backward", plan.prediction.saved_bytes)]
+        return [("what is saved for the backward, when the forward is over", plan.prediction.saved_bytes)]
     highest = operations[moments.index(max(moments))]
     entry = graph.ops[highest.op if isinstance(highest, Run) else highest.value]
     where = f" in {entry.module}" if entry.module else ""
-    operator = entry.target.removesuffix(".default")
+    operator = entry.target.removeprefix("aten.").removesuffix(".default")
     inputs = graph.bytes_of({s for read in entry.reads for s in graph.storages(read)})
     parts = [(f"inputs of {operator}{where}", inputs), (f"output of {operator}{where}", entry.bytes)]
     parts.append((f"workspace of {operator}{where}", entry.workspace))
     rest = max(moments) - inputs - entry.bytes - entry.workspace
-    return [*parts, ("other values saved or in use then", max(0, rest))]
+    return [*parts, ("other activations at that moment", max(0, rest))]

@@ -43,12 +43,14 @@ def tower(length: int, made: int) -> list[Step]:
 
 
 def test_operators_in_a_row_are_a_chain():
-    assert structure_of(network(*[OP] * 12)) == Structure("chain", "one value at a time goes on")
+    assert structure_of(network(*[OP] * 12)) == Structure("chain", "each step reads what the one before it made")
 
 
 def test_residual_blocks_are_a_chain_of_blocks():
     found = structure_of(network(*[OP, OP, OP, reading(1, 4)] * 10))
-    assert found == Structure("chain", "one value at a time goes on; the largest block takes 10% of the forward")
+    assert found == Structure(
+        "chain", "each step reads what the one before it made; the largest block takes 10% of the forward"
+    )
 
 
 def test_one_large_operator_is_no_block():
@@ -65,7 +67,8 @@ def test_bytes_that_skip_are_told_from_those_that_cross_an_operator():
     """Of 20 operators, the last reads what the first made: 18 in between. 16 values wait for one operator each."""
     found = structure_of(network(OP, *[reading(1, 2)] * 18, reading(1, 19)))
     assert (
-        found.why == f"a value skips ahead, by up to 90% of the forward: {18 / (18 + 16):.0%} of the bytes that cross"
+        found.why
+        == f"a value skips ahead, by up to 90% of the forward: {18 / (18 + 16):.0%} of the bytes that wait to be read"
     )
 
 

@@ -58,7 +58,10 @@ def _seen(graph: StepGraph) -> tuple[Kind, str]:
         return "dense", _about_dense(often, spans)
     if skips:
         return "skips", _about_skips(skips, spans)
-    return "graph", f"a part of {part:.0%} of the forward has no place where one value alone goes on"
+    return (
+        "graph",
+        f"{part:.0%} of the forward is one part, which no place divides where one value alone is passed on",
+    )
 
 
 def _shares(graph: StepGraph) -> list[float]:
@@ -82,7 +85,7 @@ def _largest_part(shares: Sequence[float], singles: Set[int]) -> float:
 
 def _about_chain(part: float) -> str:
     block = f"; the largest block takes {part:.0%} of the forward" if round(part, 2) else ""
-    return f"one value at a time goes on{block}"
+    return f"each step reads what the one before it made{block}"
 
 
 # --- towers --------------------------------------------------------------------------------------------------
@@ -144,4 +147,4 @@ def _crossing(some: Sequence[_Span], spans: Sequence[_Span]) -> str:
     """The share of some values in all bytes that wait to be read, each for as long as it does."""
     total = sum(span.bytes * span.share for span in spans)
     share = sum(span.bytes * span.share for span in some) / total if total else 0.0
-    return f"{share:.0%} of the bytes that cross"
+    return f"{share:.0%} of the bytes that wait to be read"

@@ -1,0 +1,74 @@
+"""What plans say of themselves, for people who know their model and not this package.
+
+Plans carry short names of how they were made and why, in the words of the glossary, and files keep them so. Whoever
+shows a plan says it with these functions, so that a plan from an older file reads like a new one.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+from elbowroom.units import format_bytes
+
+BY_VALUE = ", then value by value"
+_STAGES = re.compile(r"persistent, (\d+) stages( where one value crosses)?, \w+ account(, parts of gradients apart)?")
+_SLOWER = r"([+-])([\d.]+%)"
+# What a plan's reason may say, and what it means. A pattern's two groups, if it has them, are a sign and a share.
+_REASONS = (
+    (r"the lowest peak found", "of all plans that were found, it takes the least memory"),
+    (r"the only way to cut and count that was tried", "no other way was tried"),
+    (r"fastest of (\d+) ways to cut", r"the fastest of \1 ways that were tried"),
+    (rf"next best {_SLOWER}", "the next best takes {}"),
+    (r", as a chain it does not fit", "; cut between layers only, it would not fit"),
+    (rf", as a chain {_SLOWER}", "; cut between layers only, it would take {}"),
+    (
+        r", at most ([\d.]+%) above the least possible",
+        r"; this one is at most \1 slower than any plan within this budget can be",
+    ),
+    (
+        r"the fastest found that fits with the gaps in its memory",
+        "the fastest whose CUDA graphs fit, whose memory has gaps between values",
+    ),
+    (rf"without gaps {_SLOWER}", "without gaps, one would take {}"),
+)
+_RESIDENT = {"optimizer": "optimizer state", "other": "whatever else is allocated there"}
+
+
+def method_in_words(method: str) -> str:
+    """How a plan was made: `persistent, 12 stages, full account` → `computed again stage by stage, 12 stages`."""
+    if method.endswith(BY_VALUE):
+        return f"{method_in_words(method.removesuffix(BY_VALUE))}, then adjusted tensor by tensor"
+    if found := _STAGES.fullmatch(method):
+        count = int(found[1])
+        return f"computed again stage by stage, {count} stage{'' if count == 1 else 's'}"
+    kind, _, solver = method.partition(", ")
+    if kind == "stage by stage":  # the road without tracing
+        return "everything is saved" if solver == "store-all" else "computed again stage by stage, stages as they are"
+    return method
+
+
+def reason_in_words(why: str) -> str:
+    """Why a plan was chosen: `next best +6.8%` → `the next best takes 6.8% longer`."""
+    for pattern, words in _REASONS:
+        why = re.sub(pattern, partial(_filled, words), why)
+    return why
+
+
+def resident_in_words(name: str) -> str:
+    """What is in memory during the whole step: `optimizer` → `optimizer state`."""
+    return _RESIDENT.get(name, name)
+
+
+def sizes_in_words(things: list[tuple[str, int]]) -> str:
+    """`parameters 3 MiB, batch 1 MiB`."""
+    return ", ".join(f"{resident_in_words(name)} {format_bytes(size)}" for name, size in things)
+
+
+def _filled(words: str, found: re.Match[str]) -> str:
+    if "{}" not in words:
+        return found.expand(words)
+    sign, share = found.groups()
+    if not float(share.removesuffix("%")):
+        return words.format("just as long")
+    return words.format(f"{share} {'longer' if sign == '+' else 'less'}")

@@ -1,0 +1,84 @@
+"""What plans say of themselves, in words that need no glossary."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from elbowroom.plan.planner import Planner
+from elbowroom.plan.words import method_in_words, reason_in_words, sizes_in_words
+
+# Words of the planner's that mean nothing to somebody who reads a table.
+JARGON = re.compile(
+    "persistent|account|cross|value by value|as a chain|above the least|to cut and count|next best [+-]"
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("everything is saved", "everything is saved"),
+        ("persistent, 12 stages, full account", "computed again stage by stage, 12 stages"),
+        ("persistent, 1 stages where one value crosses, full account", "computed again stage by stage, 1 stage"),
+        (
+            "persistent, 9 stages, once account, parts of gradients apart, then value by value",
+            "computed again stage by stage, 9 stages, then adjusted tensor by tensor",
+        ),
+        ("stage by stage, persistent", "computed again stage by stage, stages as they are"),
+        ("stage by stage, store-all", "everything is saved"),
+        ("of a file that was made elsewhere", "of a file that was made elsewhere"),
+    ],
+)
+def test_methods(method, words):
+    assert method_in_words(method) == words
+
+
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [
+        ("it fits, and nothing runs again", "it fits, and nothing runs again"),
+        ("the lowest peak found", "of all plans that were found, it takes the least memory"),
+        (
+            "fastest of 5 ways to cut; next best +6.8%, as a chain +12.0%, at most 8.5% above the least possible",
+            "the fastest of 5 ways that were tried; the next best takes 6.8% longer; cut between layers only, it "
+            "would take 12.0% longer; this one is at most 8.5% slower than any plan within this budget can be",
+        ),
+        (
+            "fastest of 5 ways to cut; no other fits, as a chain it does not fit, at most 0.0% above the least "
+            "possible",
+            "the fastest of 5 ways that were tried; no other fits; cut between layers only, it would not fit; this "
+            "one is at most 0.0% slower than any plan within this budget can be",
+        ),
+        (
+            "fastest of 2 ways to cut; next best +0.0%",
+            "the fastest of 2 ways that were tried; the next best takes just as long",
+        ),
+        (
+            "the fastest found that fits with the gaps in its memory; without gaps -3.1%",
+            "the fastest whose CUDA graphs fit, whose memory has gaps between values; without gaps, one would take "
+            "3.1% less",
+        ),
+    ],
+)
+def test_reasons(why, words):
+    assert reason_in_words(why) == words
+
+
+def test_nothing_that_a_planner_says_is_left_as_jargon():
+    pytest.importorskip("torch")
+    from captured import captured
+
+    graph, around = captured("unet")
+    planner, chain = Planner(graph, around), Planner(graph, around, as_chain=True)
+    most = planner.everything.prediction.peak_bytes
+    found = [planner.best(int(share * most)) for share in (1.0, 0.7, 0.4)]
+    plans = [plan for plan in (*found, planner.least, chain.least) if plan is not None]
+    assert len({plan.method for plan in plans}) > 2
+    assert sum(bool(JARGON.search(plan.method + plan.why)) for plan in plans) > 2
+    for plan in plans:
+        assert not JARGON.search(method_in_words(plan.method) + reason_in_words(plan.why)), (plan.method, plan.why)
+
+
+def test_what_is_resident():
+    assert sizes_in_words([("optimizer", 1024), ("batch", 3)]) == "optimizer state 1 KiB, batch 3 B"
