@@ -172,7 +172,7 @@ class Session(Handle):
         try:
             self._planner.leave_room(entry)
         except BudgetTooSmall as refusal:
-            least = format_bytes(refusal.least_budget)
+            least, entry.unwatched = format_bytes(refusal.least_budget), 0
             self._say_unplanned(f"something outside the plan takes more than is left for it; allow at least {least}")
 
     def _count_waiting(self, entry: Entry | None) -> None:
@@ -342,7 +342,7 @@ class Session(Handle):
             raise
 
     def _plan_stays(self, entry: Entry, remedy: str) -> Entry:
-        entry.late = []  # said once
+        entry.late, entry.unwatched = [], 0  # said once
         self._say_unplanned(f"a step began with the gradients of an earlier backward; {remedy}")
         return entry
 
