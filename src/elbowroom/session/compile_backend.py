@@ -1,13 +1,15 @@
 """`torch.compile(model, backend="elbowroom", options={"budget": "8GiB"})`: the same programs, one graph at a time.
 
 PyTorch shows a backend each graph only when it first runs, and nothing of the model around it. So each graph is
-planned with what the earlier ones have left; `fit` sees all of a model before planning any of it.
+planned with what the earlier ones have left, and from the next step on all of them together (`graph_group.py`); `fit`
+sees all of a model before planning any of it.
 """
 
 from __future__ import annotations
 
-import logging
+import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,29 +18,29 @@ import torch
 from torch import fx
 
 from elbowroom.capture.backend import make_backend
-from elbowroom.capture.joint_graph import Captured, live_bytes
-from elbowroom.errors import InputError
+from elbowroom.capture.joint_graph import Captured
+from elbowroom.errors import BudgetTooSmall, InputError
+from elbowroom.execute.plannable import Plannable
 from elbowroom.execute.region import Looks, Region
 from elbowroom.measure.measured import measured
+from elbowroom.plan.planner import Planned
+from elbowroom.session.graph_group import GraphGroup
 from elbowroom.session.options import Options, choose_kernels
-from elbowroom.session.planning import fused_or_plain, plan_on_trial, plan_one, plannable
-from elbowroom.session.saying import say_fallback
-from elbowroom.units import format_bytes, parse_bytes
+from elbowroom.session.planning import fused_or_plain, needs_trials, plan_as_predicted, plan_on_trial, plannable
+from elbowroom.session.saying import say_fallback, too_small
+from elbowroom.units import parse_bytes
 
 _OPTIONS = ("budget", "times", "kernels")
-_LOG = logging.getLogger("elbowroom")
 
 
 def elbowroom(graph_module: fx.GraphModule, example_inputs: Any, **given: Any) -> Any:
     """Compile one graph. Registered with PyTorch under the package's name."""
-    options = _options(given.get("options") or {}, example_inputs)
+    asked = given.get("options") or {}
+    options = _options(asked, example_inputs)
+    group = _group_of(asked)
 
     def on_capture(region: Region) -> None:
-        if options.fuses or region.traced.device.type == "cuda":
-            # Trials need real arguments, and those come with the first call.
-            region.at_first = partial(_try, options=options)
-        else:
-            _plan(region, options)
+        region.at_first = partial(_plan, group=group, options=options)
 
     def on_refusal(why: str) -> None:
         warnings.warn(f"elbowroom: a graph is not planned: {why}", stacklevel=2)
@@ -46,6 +48,26 @@ def elbowroom(graph_module: fx.GraphModule, example_inputs: Any, **given: Any) -
     looks = Looks()
     backend = make_backend(lambda traced: Region(traced, looks), on_capture, on_refusal, fused=options.fuses)
     return backend(graph_module, example_inputs)
+
+
+def _group_of(asked: dict[str, Any]) -> GraphGroup:
+    """The group of what one call of `torch.compile` made.
+
+    The object that it made calls the backend, and nothing else tells two calls apart that were given the same
+    options. Where something else calls, the dictionary of options stands for it.
+    """
+    caller = sys._getframe(2).f_locals.get("self")
+    if asked and getattr(caller, "kwargs", {}).get("options") is asked:
+        if not hasattr(caller, _GROUP):
+            setattr(caller, _GROUP, GraphGroup())
+        return getattr(caller, _GROUP)  # type: ignore[no-any-return]
+    return _OF_OPTIONS.setdefault(id(asked), (asked, GraphGroup()))[1]
+
+
+_GROUP = "elbowroom_graphs"
+_OF_OPTIONS: dict[
+    int, tuple[dict[str, Any], GraphGroup]
+] = {}  # the dictionaries are kept, or another gets the number
 
 
 def _options(given: dict[str, Any], example_inputs: Any) -> Options:
@@ -62,50 +84,39 @@ def _options(given: dict[str, Any], example_inputs: Any) -> Options:
     return replace(options, kernels=choose_kernels(options.kernels, example_inputs))
 
 
-def _plan(region: Region, options: Options) -> None:
-    resident = _resident(region.traced)
-    planned = plan_one(
-        region, budget=options.budget_bytes, resident=resident, estimate=options.estimate, loss_inside=False
-    )
-    _say_planned(resident, planned.peak_bytes, options)
+def _plan(region: Region, group: GraphGroup, options: Options) -> None:
+    group.plan_first(region, options, partial(_found, region, options))
 
 
-def _try(region: Region, options: Options) -> None:
-    """Where predictions are not exact. If fused kernels fail or do not fit, with PyTorch's, and it is said."""
+def _found(region: Region, options: Options, resident: Mapping[str, int], alone: bool) -> tuple[Plannable, Planned]:
+    """The graph and its best program. If fused kernels fail or do not fit, with PyTorch's, and it is said."""
     unfused = region.traced.unfused
     if unfused is None:
-        _plan_on_trial(region, region.traced, options)
-        return
-    plain = _plan_on_trial if unfused.device.type == "cuda" else _plan_unfused
-    fused_or_plain(
-        lambda: _plan_on_trial(region, region.traced, options),
-        lambda: plain(region, unfused, options),
+        return _best(region, region.traced, options, resident, alone)
+    return fused_or_plain(
+        lambda: _best(region, region.traced, options, resident, alone=True),
+        lambda: _best(region, unfused, options, resident, alone),
         lambda why: say_fallback("a graph", why, set()),
     )
 
 
-def _plan_unfused(region: Region, _: Captured, options: Options) -> None:
-    _plan(region, options)
-
-
-def _plan_on_trial(region: Region, captured: Captured, options: Options) -> None:
-    from elbowroom.execute.trials import Trials  # the compiler takes seconds to import
-
-    resident = _resident(captured)
+def _best(
+    region: Region, captured: Captured, options: Options, resident: Mapping[str, int], alone: bool
+) -> tuple[Plannable, Planned]:
+    """Measured where predictions are not exact. A graph that is not alone takes the least if nothing fits."""
     graph = plannable(region, measured(captured, estimate=options.estimate), loss_inside=False)
-    (planned,) = plan_on_trial(Trials([graph]), options.budget_bytes, resident, options.compilations)
-    graph.install(replace(planned, recorded=False))
-    _say_planned(resident, planned.peak_bytes, options)
+    budget = options.budget_bytes
+    try:
+        if needs_trials([graph], budget, resident):
+            from elbowroom.execute.trials import Trials  # the compiler takes seconds to import
 
-
-def _say_planned(resident: dict[str, int], peak_bytes: int, options: Options) -> None:
-    peak = sum(resident.values()) + peak_bytes
-    _LOG.info("planned a graph: %s of %s", format_bytes(peak), format_bytes(options.budget_bytes))
-
-
-def _resident(captured: Captured) -> dict[str, int]:
-    """What the graph itself shows of the resident state: its inputs, and the gradients of its parameters."""
-    graph, nodes = captured.graph, captured.nodes
-    parameters = sum(live_bytes(nodes[i]) for i in graph.parameters)
-    inputs = sum(live_bytes(nodes[i]) for i in graph.inputs)
-    return {"parameters": parameters, "gradients": parameters, "batch and buffers": inputs - parameters}
+            (planned,) = plan_on_trial(Trials([graph]), budget, resident, options.compilations)
+            return graph, planned
+        found = plan_as_predicted([graph], budget, resident)
+        if found is None:
+            raise too_small(budget, resident, [graph])
+    except BudgetTooSmall:
+        if alone:
+            raise
+        return graph, graph.planner.least
+    return graph, found[0]

@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from elbowroom.errors import BudgetTooSmall, InputError
-from elbowroom.execute.by_stages.measuring import fuse_stages, measure_stages, stages_of
+from elbowroom.execute.by_stages.measuring import fuse_stages, has_hooks, measure_stages, stages_of
 from elbowroom.execute.by_stages.runner import ChainRunner
 from elbowroom.measure.cache import setting_of
 from elbowroom.measure.resident import device_bytes, optimizer_bytes, resident_bytes
@@ -36,19 +36,23 @@ from elbowroom.units import parse_bytes
 
 @dataclass
 class StageEntry:
-    """One shape of input: its stages as measured, the plan, and what runs it."""
+    """One shape of input: its stages as measured, the plan, and what runs it. `makeup` is what they were made of."""
 
     stages: Sequence[nn.Module]
     chain: Chain
     resident: Mapping[str, int]
     plan: Plan
     runner: ChainRunner
+    makeup: Makeup
     unplanned: str = ""
 
     @property
     def sources(self) -> list[str]:
         """None: stages run as they are, and nothing is emitted."""
         return []
+
+
+Makeup: TypeAlias = tuple[tuple[nn.Module, Any], ...]
 
 
 class StageSession(Handle):
@@ -66,6 +70,8 @@ class StageSession(Handle):
         self.why = why
         self.entries: dict[Any, StageEntry] = {}
         self._given = options.stages
+        inside = set(model.modules())
+        self._own = [stage for stage in options.stages or () if stage in inside]
         self._loss = options.loss
         self._arguments = arguments
 
@@ -87,10 +93,15 @@ class StageSession(Handle):
         if kwargs:
             raise InputError("example", "stages take one value each; pass it by position, not by keyword")
         key = call_key(self.model, args, kwargs)
-        if key not in self.entries:
-            self.entries[key] = self._plan(args)
+        stages = self._stages()
+        if key not in self.entries or self.entries[key].makeup != _makeup(stages):
+            self.entries[key] = self._plan(stages, args)
         self._latest = self.entries[key]
         return self.entries[key]
+
+    def _stages(self) -> list[nn.Module]:
+        """As they are now: a model may be changed between two steps."""
+        return list(self._given) if self._given is not None else stages_of(self.model)
 
     def _unplanned(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
         """Why a call cannot go stage by stage, if it cannot."""
@@ -98,6 +109,26 @@ class StageSession(Handle):
             return "stages take one value each; pass it by position, not by keyword"
         if call_key(self.model, args, kwargs) not in self.entries and len(self.entries) >= self.options.max_shapes:
             return too_many_shapes(len(self.entries))
+        return self._left_out()
+
+    def _left_out(self) -> str | None:
+        """What would not happen if only the stages that were given ran, if there is something.
+
+        Of a model that was taken apart here, whatever has hooks is a stage by itself.
+        """
+        if self._given is None:
+            return None
+        outside = dict.fromkeys(self.model.modules())
+        if not outside.keys() >= set(self._own):
+            return "a stage that was given is no longer a part of it; fit it again with the stages that it has now"
+        for stage in self._given:
+            for module in stage.modules():
+                outside.pop(module, None)
+        hooked = next((module for module in outside if has_hooks(module)), None)
+        if hooked is not None:
+            return (
+                f"{type(hooked).__name__} has a hook and is no stage, so the hook would not run; name a smaller part"
+            )
         return None
 
     def set_budget(self, budget: int | str) -> None:
@@ -114,7 +145,9 @@ class StageSession(Handle):
         if options.optimizer is not None:
             state["optimizer"] = optimizer_bytes(options.optimizer, _device(self.model, ()))
         planned = {
-            key: self._scheduled(entry.stages, entry.chain, {**entry.resident, **state}, entry.plan.inputs, options)
+            key: self._scheduled(
+                entry.stages, entry.chain, {**entry.resident, **state}, entry.plan.inputs, entry.makeup, options
+            )
             for key, entry in self.entries.items()
         }
         self.options = options
@@ -135,16 +168,16 @@ class StageSession(Handle):
         takes_target = self._loss is not None and self._arguments > 1
         return (args[:-1], args[-1:]) if takes_target else (args, ())
 
-    def _plan(self, args: tuple[Any, ...]) -> StageEntry:
+    def _plan(self, stages: list[nn.Module], args: tuple[Any, ...]) -> StageEntry:
         inputs, _ = self._divided(args)
-        stages = list(self._given) if self._given is not None else stages_of(self.model)
+        makeup = _makeup(stages)
         device = _device(self.model, args)
         with progress_bar("measuring stages") as report:
             stages = fuse_stages(stages, _one(inputs))
             chain = measure_stages(stages, _one(inputs), device=device, keeps_output=True, progress=report)
         chain = _with_outside(chain)
         resident = resident_bytes(self.model, args, self.options.optimizer, device)
-        return self._scheduled(stages, chain, resident, shown_call(args, {}), self.options)
+        return self._scheduled(stages, chain, resident, shown_call(args, {}), makeup, self.options)
 
     def _scheduled(
         self,
@@ -152,6 +185,7 @@ class StageSession(Handle):
         chain: Chain,
         resident: Mapping[str, int],
         inputs: str,
+        makeup: Makeup,
         options: Options,
     ) -> StageEntry:
         outer = {**resident, "batch": max(0, resident["batch"] - chain.input_bytes)}  # the chain counts its input
@@ -162,7 +196,16 @@ class StageSession(Handle):
         if not result.feasible:
             raise _too_small(options.budget_bytes, outer, chain, result, device)
         plan = _plan_of(chain, result, options.budget_bytes, outer, inputs, device, self.why)
-        return StageEntry(stages, chain, resident, plan, ChainRunner(stages, result.schedule))
+        return StageEntry(stages, chain, resident, plan, ChainRunner(stages, result.schedule), makeup)
+
+
+def _makeup(stages: Sequence[nn.Module]) -> Makeup:
+    """Which modules there are, and what each trains: if that changes, the stages cost something else."""
+    modules = [module for stage in stages for module in stage.modules()]
+    return tuple(
+        (module, tuple((p.shape, p.dtype, p.requires_grad) for p in module._parameters.values() if p is not None))
+        for module in modules
+    )
 
 
 def _one(inputs: tuple[Any, ...]) -> Any:

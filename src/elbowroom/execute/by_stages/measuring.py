@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from elbowroom.errors import InputError
+from elbowroom.execute.by_stages.python_state import PythonState, plain_tensors
 from elbowroom.execute.by_stages.rerun import Autocast, FirstRun, Habits, Place, remembering, swapped
 from elbowroom.execute.by_stages.stage_step import Activation, Gradients, SavedSet, Step, forward, save_all, steps_of
 from elbowroom.measure.allocator_reports import changes_during
@@ -50,9 +51,14 @@ def stages_of(model: nn.Module) -> list[nn.Module]:
 
 def _only_calls_children(module: nn.Sequential) -> bool:
     """Hooks, and whatever a subclass does, would be lost with the container."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     inherited = type(module).forward is nn.Sequential.forward and type(module).__call__ is nn.Sequential.__call__
-    return inherited and "forward" not in vars(module) and not any(getattr(module, name) for name in hooks)
+    return inherited and "forward" not in vars(module) and not has_hooks(module)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something else happens when a module is called."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, name) for name in hooks)
 
 
 def fuse_stages(stages: Sequence[nn.Module], example: Any) -> list[nn.Module]:
@@ -310,7 +316,7 @@ def _timed(device: torch.device, run: Callable[[], Any]) -> tuple[Any, float]:
 
 @contextmanager
 def _undisturbed(stages: Sequence[nn.Module], example: Any) -> Iterator[None]:
-    """Parameters with gradients and hooks of their own, copies of buffers, and random streams put back."""
+    """Parameters with gradients and hooks of their own, copies of buffers; attributes and random streams put back."""
     modules = dict.fromkeys(module for stage in stages for module in stage.modules())
     places: list[Place] = [
         (table, name, tensor)
@@ -319,6 +325,8 @@ def _undisturbed(stages: Sequence[nn.Module], example: Any) -> Iterator[None]:
         for name, tensor in table.items()
         if tensor is not None
     ]
+    places += [place for module in modules for place in plain_tensors(module)]
+    python = PythonState.of(modules)
     others = {id(tensor): _other(tensor) for _, _, tensor in places}
     tensors = (*_tensors(example), *(tensor for _, _, tensor in places))
     cuda = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
@@ -328,6 +336,7 @@ def _undisturbed(stages: Sequence[nn.Module], example: Any) -> Iterator[None]:
         with torch.random.fork_rng(cuda), swapped([(table, name, others[id(x)]) for table, name, x in places]):
             yield
     finally:
+        python.put_back()
         if collecting:
             gc.enable()
 

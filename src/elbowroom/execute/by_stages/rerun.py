@@ -1,4 +1,4 @@
-"""Running a stage again as it ran the first time: buffers, random streams and autocast as they were."""
+"""Running a stage again as it ran the first time: buffers, attributes, random streams and autocast as they were."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+
+from elbowroom.execute.by_stages.python_state import PythonState, plain_tensors
 
 Place: TypeAlias = tuple[dict[str, Any], str, Tensor]  # a module's own table, a name in it, a tensor of that name
 
@@ -23,7 +25,7 @@ class Habits:
 
 @dataclass(frozen=True)
 class Kept:
-    """A buffer of a module, and a copy of it as it was."""
+    """A buffer of a module, or another tensor that it keeps, and a copy of it as it was."""
 
     table: dict[str, Any]
     name: str
@@ -34,28 +36,35 @@ class Kept:
 
 @dataclass
 class FirstRun:
-    """What the first forward of a stage found: random states, buffers. Once it is `over`, only what it changed."""
+    """What the first forward of a stage found: random states, buffers, what Python keeps. Once it is `over`, only
+    what it changed of the first two."""
 
+    modules: tuple[nn.Module, ...]
     random: dict[torch.device, Tensor]
     buffers: list[Kept]
+    python: PythonState
     over: bool = False
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Everything as it was found; afterwards, as if nothing had run."""
         now = {device: _random_state(device) for device in self.random}
+        python_now = PythonState.of(self.modules)
         try:
+            self.python.put_back()
             for device, state in self.random.items():
                 _set_random_state(device, state)
             # A second run gets copies: the buffers themselves keep their version, which graphs that saved them check.
             with swapped([(kept.table, kept.name, kept.copy.clone()) for kept in self.buffers]):
                 yield
         finally:
+            python_now.put_back()
             for device, state in now.items():
                 _set_random_state(device, state)
 
     def put_back(self) -> None:
         """Undo a forward that failed, so that it can be tried again."""
+        self.python.put_back()
         for device, state in self.random.items():
             _set_random_state(device, state)
         for kept in self.buffers:
@@ -72,21 +81,23 @@ def remembering(stage: nn.Module, devices: Iterable[torch.device], habits: Habit
     For dropout in recurrent networks cuDNN has a random stream of its own, which cannot be read. But setting the
     GPU's random state makes it begin anew from there, which is done here too, so that a second run can do the same.
     """
+    modules = tuple(stage.modules())
     found = FirstRun(
+        modules,
         {device: _random_state(device) for device in {torch.device("cpu"), *devices}},
         [
-            Kept(module._buffers, name, buffer, buffer._version, buffer.detach().clone())
-            for module in stage.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
+            Kept(table, name, tensor, tensor._version, tensor.detach().clone())
+            for module in modules
+            for table, name, tensor in _kept_by(module)
         ],
+        PythonState.of(modules),
     )
     for device, state in found.random.items():
         if device.type != "cpu":
             _set_random_state(device, state)
     yield found
     found.random = {d: state for d, state in found.random.items() if not torch.equal(state, _random_state(d))}
-    modes = tuple(module.training for module in stage.modules())
+    modes = tuple(module.training for module in modules)
     if modes not in habits.silent:
         pairs = enumerate(found.buffers)
         habits.silent[modes] = frozenset(i for i, kept in pairs if not torch.equal(kept.buffer, kept.copy))
@@ -95,9 +106,16 @@ def remembering(stage: nn.Module, devices: Iterable[torch.device], habits: Habit
         for i, kept in enumerate(found.buffers)
         if i in habits.silent[modes]
         or kept.buffer._version != kept.version
-        or kept.table[kept.name] is not kept.buffer
+        or kept.table.get(kept.name) is not kept.buffer
     ]
     found.over = True
+
+
+def _kept_by(module: nn.Module) -> Iterator[Place]:
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            yield module._buffers, name, buffer
+    yield from plain_tensors(module)
 
 
 @contextmanager

@@ -9,7 +9,8 @@ What differs from plain execution, because a stage runs more than once and its g
 
 - `torch.autograd.grad`, `backward(inputs=…)` and `create_graph=True` are refused; so is a second backward through the
   same output. If they ask for parameters alone, torch finds no way to them: `grad` says so, `backward` does nothing.
-- Forward hooks, and anything else a forward does besides changing buffers, happen again whenever a stage runs again.
+- Forward hooks, and anything else a forward does besides changing what its modules keep (`python_state.py`), happen
+  again whenever a stage runs again.
 - Dropout between the layers of a recurrent network on a GPU draws other masks (see `remembering`).
 - A stage must not write into its input: `fuse_stages` joins one that does to the stage before it.
 - A parameter that several calls before one backward share gets their gradients one by one, not their sum, and so do

@@ -79,10 +79,14 @@ def forward(step: Step, source: Activation, habits: Habits, found: FirstRun) -> 
     stage itself needs what it saves, it runs again with that, from what was `found` before.
     """
     if not habits.differentiates:
+        missed: list[None] = []  # what the stage itself wanted of what was dropped
         try:
-            with saved_tensors_hooks(_forget, _forget):  # type: ignore[arg-type]
+            with saved_tensors_hooks(_forget, missed.append):  # type: ignore[arg-type]
                 return save_all(step, source).output
-        except (RuntimeError, TypeError):  # torch.func refuses to run here, autograd gets None for a tensor
+        except (RuntimeError, TypeError) as failure:
+            # Autograd gets None for a tensor, or torch.func refuses to run here. Other faults are the stage's own.
+            if not missed and "saved tensor hooks" not in str(failure):
+                raise
             found.put_back()
     output = save_all(step, source).output
     habits.differentiates = True
