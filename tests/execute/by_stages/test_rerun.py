@@ -31,21 +31,29 @@ def test_a_second_run_draws_the_same_and_leaves_the_stream_alone():
         assert torch.equal(torch.get_rng_state(), now)
 
 
+def run_again(found, *work) -> None:
+    with found.restored():
+        for each in work:
+            each()
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_a_run_that_another_thread_disturbed_is_found(first):
     found, _ = ran(first)
     now = torch.get_rng_state()
-    with pytest.raises(ElbowroomError, match="another thread drew random numbers"), found.restored():
-        if not first:
-            torch.rand(2)
-        torch.rand(3)
+    work = [lambda: torch.rand(3)] if first else [lambda: torch.rand(2), lambda: torch.rand(3)]
+    with pytest.raises(ElbowroomError, match="another thread drew random numbers"):
+        run_again(found, *work)
     assert torch.equal(torch.get_rng_state(), now)
+
+
+def interrupt():
+    raise KeyboardInterrupt
 
 
 def test_a_second_run_that_fails_leaves_the_stream_alone():
     found, _ = ran(False)
     now = torch.get_rng_state()
-    with pytest.raises(KeyboardInterrupt), found.restored():
-        torch.rand(1)
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        run_again(found, lambda: torch.rand(1), interrupt)
     assert torch.equal(torch.get_rng_state(), now)
