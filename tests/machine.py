@@ -217,12 +217,10 @@ class _Machine:
         for i in run.accumulates:
             assert i not in self.gradients, f"{i} gets its gradient twice"
             self.gradients[i] = self.names[op]
-        during = self.live_bytes() + entry.workspace - sum(self.awaited.values())
+        during = self.live_bytes() + self.while_running(run) - sum(self.awaited.values())
         for i in run.accumulates:
             size = self.awaited.pop(i, 0)
             during += size if i in self.around.copied else 0
-        if run.again and entry.random:
-            during += self.around.state_bytes
         for freed in run.frees:
             assert graph.ops[freed].kind != "input"
             assert freed not in self.leaving, f"{freed} is freed while it is being copied"
@@ -230,6 +228,17 @@ class _Machine:
         if run.last_draw:
             del self.states[op]
         return during
+
+    def while_running(self, run: Run) -> int:
+        """Bytes besides values. A random operator that will run again, or does, has its generator looked at when it
+        has drawn; one that cannot have a generator of its own also has the shared one put back."""
+        entry, state = self.graph.ops[run.op], self.around.state_bytes
+        is_first = run.op in self.program.reseeded and not run.again
+        if is_first:
+            return max(entry.workspace, state)
+        if run.again and entry.random and not entry.draws_privately:
+            return state + max(entry.workspace, state)
+        return entry.workspace
 
     def move(self, move: Move) -> int:
         """Take a value to the host or back; returns the bytes that are live then."""

@@ -318,6 +318,7 @@ class _Builder:
                 shares=tuple(node.shares),
                 sequence=node.sequence,
                 random=node.random,
+                draws_privately=node.random and node.workspace % 2 == 0,
                 reusable=numbers_of(node.reusable),
                 storable=node.storable,
                 time=float(node.time),

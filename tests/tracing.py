@@ -21,9 +21,13 @@ def traced(function, *inputs):
         return make_fx(lambda *args: function(*args), select_decomp_table(), tracing_mode="fake")(*inputs)
 
 
-def looked_at(model: nn.Module, *example: Any, fused: bool = False) -> tuple[Any, Region, Any]:
-    """The model as PyTorch compiled it, its only graph, and what it returned. Nothing is measured or compiled."""
-    torch._dynamo.reset()
+def looked_at(model: nn.Module, *example: Any, fused: bool = False, beside: bool = False) -> tuple[Any, Region, Any]:
+    """The model as PyTorch compiled it, its only graph, and what it returned. Nothing is measured or compiled.
+
+    `beside`: those that were looked at before are still to be used.
+    """
+    if not beside:
+        torch._dynamo.reset()
     regions: list[Region] = []
     looks = Looks()
     looks.calls = []

@@ -19,6 +19,7 @@ from torch._dynamo.utils import TensorStaticReason
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import default_partition
 
+from elbowroom.capture.absent_gradients import absent_gradients_shown
 from elbowroom.capture.fusion import contract
 from elbowroom.capture.joint_graph import Captured, capture_joint, why_not
 from elbowroom.capture.rewrites.rewrite import rewrite, rewrite_for_fusion
@@ -26,7 +27,10 @@ from elbowroom.step.allocator import allocator_block
 
 
 class Runnable(Protocol):
-    """What runs a captured graph. Both functions take a list that they empty, and return a list."""
+    """What runs a captured graph. Both functions take a list that they empty, and return a list.
+
+    The backward finds None in place of gradients that do not arrive, because nothing uses the results.
+    """
 
     def forward(self, arguments: list[Any]) -> list[Any]: ...
 
@@ -69,7 +73,8 @@ def make_backend(
             return _stand_ins(captured)
 
         if fused:
-            return _trace_with_inductor(graph_module, example_inputs, partition, runnables, on_inference)
+            compiled = _trace_with_inductor(graph_module, example_inputs, partition, runnables, on_inference)
+            return absent_gradients_shown(compiled) if runnables else compiled
 
         def forward_compiler(module: fx.GraphModule, _: Any) -> Any:
             return _boxed(runnables[-1].forward) if runnables else _boxed_module(module)
@@ -81,14 +86,15 @@ def make_backend(
             on_inference()
             return _boxed_module(module)
 
-        compiled = aot_autograd(
+        compiler = aot_autograd(
             fw_compiler=forward_compiler,
             bw_compiler=backward_compiler,
             partition_fn=partition,
             inference_compiler=inference_compiler,
         )
         with kept_whole():
-            return compiled(graph_module, example_inputs)
+            compiled = compiler(graph_module, example_inputs)
+        return absent_gradients_shown(compiled) if runnables else compiled
 
     return compile_graph
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from elbowroom.capture.generator_variant import generator_variant
 from elbowroom.capture.out_variant import overwritable
 from elbowroom.capture.rewrites.rewrite import PART_COPY, batch_norm_updating, rewrite
 from elbowroom.capture.traced_values import tensors_of
@@ -203,6 +204,7 @@ def _op(index: int, node: fx.Node, kind: Kind, number: dict[fx.Node, int], stora
         module=_module_path(node),
         sequence=node.meta.get("seq_nr"),
         random=is_random(node),
+        draws_privately=is_random(node) and generator_variant(node) is not None,
         reusable=tuple(number[read] for read in overwritable(node)),
         # What is computed of a number that changes from call to call is computed again: autograd saves tensors only.
         storable=isinstance(node.meta.get("val"), torch.Tensor) or kind == "input",

@@ -89,7 +89,19 @@ def _hand_over(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor 
 
 def is_autograds(parameter: torch.Tensor) -> bool:
     """Whether to leave the gradient to autograd: hooks want to see it, or it flows on to other tensors."""
-    return not parameter.is_leaf or bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+    return not parameter.is_leaf or has_hooks(parameter)
+
+
+def has_hooks(parameter: torch.Tensor) -> bool:
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def unreached(parameter: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor | None:
+    """What autograd gets for a parameter that no gradient reaches: nothing, so that its `.grad` stays as it is.
+
+    Autograd runs hooks all the same, where plain execution does not, and hooks expect a tensor: they get zeros.
+    """
+    return zeros if has_hooks(parameter) else None
 
 
 def engine_accumulates() -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import keyword
 import operator
 import re
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from elbowroom.capture.generator_variant import generator_variant
 from elbowroom.capture.joint_graph import Captured, rerun_call
 from elbowroom.capture.out_variant import out_variant
 from elbowroom.capture.traced_values import tensors_of
-from elbowroom.execute.accumulation import accumulator
+from elbowroom.execute.accumulation import accumulator, unreached
+from elbowroom.execute.drawing import draws_from
 from elbowroom.step.operations import Run, only_runs
 from elbowroom.step.program import Program, reads_of
 
@@ -42,6 +45,13 @@ def emit(captured: Captured, program: Program) -> Emitted:
     source = f"{forward}\n\n{backward}\n"
     exec(compile(source, "<elbowroom program>", "exec"), namespace)
     return Emitted(_below_autograd(namespace["forward"]), _below_autograd(namespace["backward"]), source)
+
+
+def emit_backward(captured: Captured, program: Program, without: frozenset[int]) -> Callable[[list[Any]], list[Any]]:
+    """The backward, for when no gradient reaches some inputs: it computes theirs and lets go of them."""
+    writer = _Writer(captured, program, without)
+    exec(compile(writer.backward(), "<elbowroom program>", "exec"), writer.namespace)
+    return _below_autograd(writer.namespace["backward"])
 
 
 def copied_gradients(captured: Captured) -> frozenset[int]:
@@ -78,22 +88,34 @@ def emit_outputs_only(captured: Captured, program: Program) -> Callable[[list[An
 
 def _below_autograd(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
     def run(arguments: list[Any]) -> list[Any]:
-        with torch._C._AutoDispatchBelowAutograd():
-            return function(arguments)
+        try:
+            with torch._C._AutoDispatchBelowAutograd():
+                return function(arguments)
+        except BaseException as failure:
+            _let_go_of_values(failure)
+            raise
 
     return run
 
 
+def _let_go_of_values(failure: BaseException) -> None:
+    """A failure holds the variables of every function that it has left, for as long as somebody looks at it. Those of
+    a program and of what it calls are all that it had in memory."""
+    if failure.__traceback__ is not None:
+        traceback.clear_frames(failure.__traceback__.tb_next)
+
+
 class _Writer:
-    def __init__(self, captured: Captured, program: Program) -> None:
+    def __init__(self, captured: Captured, program: Program, without: frozenset[int] = frozenset()) -> None:
         self.captured = captured
         self.program = program
+        self.without = without  # inputs that get no gradient, although one is computed
         self._forward, self._backward = (
             only_runs(each, "a program of PyTorch's kernels") for each in (program.forward, program.backward)
         )
         self.ops = captured.graph.ops
         self.names = [_identifier(op.name) for op in self.ops]
-        self.namespace: dict[str, Any] = {"torch": torch, "accumulator": accumulator}
+        self.namespace: dict[str, Any] = {"torch": torch, "accumulator": accumulator, "unreached": unreached}
         self._bound: dict[Any, str] = {}
         self._taken = set(self.names)
         self._numbers = {node: i for i, node in enumerate(captured.nodes)}
@@ -108,9 +130,7 @@ class _Writer:
         module = None
         for run in self._forward:
             module = self._comment(lines, run, module)
-            if run.op in reseeded:
-                lines.append(f"    {self._state(run.op)} = {self._generator(run.op)}.get_state()")
-            lines.append(self._line(run))
+            lines.append(self._line(run, draws=run.op in reseeded))
         outputs = []
         for op, overwritten in zip(self.captured.forward_outputs, self.captured.overwrites, strict=True):
             shown = overwritten if keep_inputs and overwritten is not None else op
@@ -134,10 +154,10 @@ class _Writer:
         accumulated = {i for run in self._backward for i in run.accumulates}
         outputs = []
         for i, op in enumerate(self.captured.backward_outputs):
-            if op is None:
-                outputs.append("None")
+            if i in accumulated:
+                outputs.append(f"rest_{self.names[i]}")
             else:
-                outputs.append(f"rest_{self.names[i]}" if i in accumulated else self.names[op])
+                outputs.append("None" if op is None or i in self.without else self.names[op])
         lines.append(f"    return [{', '.join(outputs)}]")
         return "\n".join(lines)
 
@@ -169,18 +189,19 @@ class _Writer:
             lines.append(f"    # {where}")
         return where
 
-    def _line(self, run: Run) -> str:
+    def _line(self, run: Run, *, draws: bool = False) -> str:
         op = run.op
-        name = self.names[op]
-        call = f"{name} = {self._call(op, run)}"
-        if run.again and op in self.program.reseeded:
-            generator, state = self._generator(op), self._state(op)
-            call = (
-                f"now = {generator}.get_state(); {generator}.set_state({state}); {call}; {generator}.set_state(now)"
-            )
-            call += f"; now = {state} = None" if run.last_draw else "; now = None"
+        name, state = self.names[op], self._state(op)
+        if draws:
+            call = f"{name}, {state} = {self._drawn(op, 'draw')}"
+        elif run.again and op in self.program.reseeded:
+            call = f"{name} = {self._drawn(op, 'draw_again', state)}" + (f"; {state} = None" if run.last_draw else "")
+        else:
+            call = f"{name} = {self._call(op, run)}"
         for i in run.accumulates:
             function = "accumulate" if self._owns(op) else "accumulate_copy"
+            if i in self.without:
+                function = "unreached"
             call += f"; rest_{self.names[i]} = {function}({self.names[i]}, {name})"
         frees = [self.names[value] for value in run.frees]
         return f"    {call}" + (f"; {' = '.join(frees)} = None" if frees else "")
@@ -199,6 +220,17 @@ class _Writer:
             target, keyword_name = out_variant(target) or (target, "out")
             named.append(f"{keyword_name}={self.names[run.reuses]}")
         return f"{self._operator(target)}({', '.join([*map(self._value, args), *named])})"
+
+    def _drawn(self, op: int, how: str, *state: str) -> str:
+        """The call of a random operator that draws for the first time, or again."""
+        node = self.captured.nodes[op]
+        variant = generator_variant(node)
+        device = tensors_of(node)[0].device
+        draws = draws_from(device, private=variant is not None)
+        name = f"{'private' if variant else 'shared'}_draws" + ("" if device.type == "cpu" else f"_{device}")
+        given = [f"{key}={self._value(value)}" for key, value in node.kwargs.items() if key != "generator"]
+        arguments = [*state, self._operator(variant or node.target), *map(self._value, node.args), *given]
+        return f"{self._bind(draws, name)}.{how}({', '.join(arguments)})"
 
     def _operator(self, target: Any) -> str:
         name = str(target).removesuffix(".default")
@@ -224,13 +256,6 @@ class _Writer:
 
     def _state(self, op: int) -> str:
         return f"state_{self.names[op]}"
-
-    def _generator(self, op: int) -> str:
-        device = tensors_of(self.captured.nodes[op])[0].device
-        if device.type == "cuda":
-            index = device.index if device.index is not None else torch.cuda.current_device()
-            return self._bind(torch.cuda.default_generators[index], f"generator_cuda_{index}")
-        return self._bind(torch.default_generator, "generator")
 
     def _bind(self, value: Any, wish: str) -> str:
         key = id(value)

@@ -23,7 +23,7 @@ from torch._inductor.virtualized import V
 
 from elbowroom.capture.joint_graph import Captured
 from elbowroom.capture.rewrites.rewrite import PART_COPY
-from elbowroom.execute.accumulation import engine_accumulates, is_autograds
+from elbowroom.execute.accumulation import engine_accumulates, has_hooks, is_autograds
 from elbowroom.execute.fused_graphs import Mode, backward_graph, forward_graph
 from elbowroom.execute.tickets import ALONE, holders
 from elbowroom.step.program import Program
@@ -41,6 +41,8 @@ SETTINGS: dict[str, Any] = {
     "alignment_asserts": False,
     "custom_partitioner_fn": None,
 }
+
+_NONE: frozenset[int] = frozenset()
 
 # Kernels between two that may still be fused: enough for those of one layer, which run close together, and fewer than
 # there are between two times at which a value is computed again. Inductor's own limit is 64.
@@ -90,7 +92,7 @@ class Fused:
         aligned = [place for place, i in enumerate(captured.graph.inputs) if i in captured.graph.parameters]
         self._forward, strides = self._compile(graph, inputs, visible, aligned, is_backward=False)
         self._strides = dict(zip(computed, strides[len(captured.forward_outputs) :], strict=True))
-        self._backwards: dict[Mode, Callable[[list[Any]], list[Any]]] = {}
+        self._backwards: dict[tuple[Mode, frozenset[int]], Callable[[list[Any]], list[Any]]] = {}
         self.has_run: set[Mode] = set()  # kernels are loaded and tuned when they first run
         self._forward_source = str(graph.python_code("self").src)
 
@@ -106,30 +108,45 @@ class Fused:
         given += outputs[count:]
         return outputs[:count] + [given[place] for place in self._order]
 
-    def backward(self, arguments: list[Any], makes: Mode) -> list[Any]:
+    def backward(self, arguments: list[Any], makes: Mode, without: frozenset[int] = _NONE) -> list[Any]:
         """Adds to the parameters' gradients, or leaves that to autograd where it wants to do it.
 
-        `makes` is how gradients are made where there are none.
+        `makes` is how gradients are made where there are none. No gradient reaches inputs in `without`.
         """
         parameters = [arguments[place] for place in self._among_handed]
+        if without:
+            pairs = list(zip(self.parameters, parameters, strict=True))
+            without -= {i for i, p in pairs if has_hooks(p)}  # see `unreached` in accumulation.py
+            parameters = [p for i, p in pairs if i not in without]
+        outputs = self._backward(arguments, parameters, makes, without)
+        for i in without:
+            outputs[i] = None
+        return outputs
+
+    def _backward(
+        self, arguments: list[Any], parameters: Sequence[torch.Tensor], makes: Mode, without: frozenset[int]
+    ) -> list[Any]:
         if not engine_accumulates() or any(map(is_autograds, parameters)):
             return self._run("return", arguments, [])
         mode = mode_for(parameters, makes)
         if mode == "return":
             outputs = self._run(mode, arguments, [])
-            gradients = self.take_gradients(outputs, parameters)
+            gradients = self.take_gradients(outputs, parameters, without)
         else:
             gradients = [_gradient(parameter, mode) for parameter in parameters]
-            outputs = self._run(mode, arguments, gradients)
+            outputs = self._run(mode, arguments, gradients, without)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         return outputs
 
-    def take_gradients(self, outputs: list[Any], parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def take_gradients(
+        self, outputs: list[Any], parameters: Sequence[torch.Tensor], without: frozenset[int] = _NONE
+    ) -> list[torch.Tensor]:
         """The parameters' gradients out of what a backward has returned, each fit to be a `.grad`."""
         gradients: list[torch.Tensor] = []
         taken: set[int] = set()  # parameters that are added to each other have the same gradient
-        for i, parameter in zip(self.parameters, parameters, strict=True):
+        reached = (i for i in self.parameters if i not in without)
+        for i, parameter in zip(reached, parameters, strict=True):
             gradient, outputs[i] = outputs[i], None
             if gradient.data_ptr() in taken or not _may_keep(gradient, parameter):
                 gradient = torch.empty_like(parameter).copy_(gradient)
@@ -149,17 +166,21 @@ class Fused:
         """A backward that takes its gradients to given buffers, or returns them, whatever the parameters have."""
         return self._run(mode, arguments, buffers)
 
-    def _run(self, mode: Mode, arguments: list[Any], buffers: list[torch.Tensor]) -> list[Any]:
-        if mode not in self._backwards:
-            self._backwards[mode] = self._compile_backward(mode)
+    def _run(
+        self, mode: Mode, arguments: list[Any], buffers: list[torch.Tensor], without: frozenset[int] = _NONE
+    ) -> list[Any]:
+        if (mode, without) not in self._backwards:
+            self._backwards[mode, without] = self._compile_backward(mode, without)
         inputs = arguments[: len(self.program.saved)] + buffers + arguments[len(self.handed) :]
         arguments.clear()  # from here on the compiled program alone holds what was saved
-        outputs = list(self._backwards[mode](inputs))
-        self.has_run.add(mode)
+        outputs = list(self._backwards[mode, without](inputs))
+        if not without:
+            self.has_run.add(mode)
         return outputs
 
-    def _compile_backward(self, mode: Mode) -> Callable[[list[Any]], list[Any]]:
-        graph, inputs = backward_graph(self.captured, self.program, self.parameters, mode, self.channels_last)
+    def _compile_backward(self, mode: Mode, without: frozenset[int]) -> Callable[[list[Any]], list[Any]]:
+        reached = [i for i in self.parameters if i not in without]
+        graph, inputs = backward_graph(self.captured, self.program, reached, mode, self.channels_last, without)
         for place, i in enumerate(self.program.saved):
             inputs[place] = _laid_out(inputs[place], self._strides.get(i))
         aligned = [place for place, i in enumerate(self.program.saved) if i in self._strides]

@@ -42,9 +42,17 @@ def forward_graph(captured: Captured, program: Program, saved: Sequence[int], ch
 
 
 def backward_graph(
-    captured: Captured, program: Program, parameters: Sequence[int], mode: Mode, channels_last: bool
+    captured: Captured,
+    program: Program,
+    parameters: Sequence[int],
+    mode: Mode,
+    channels_last: bool,
+    without: frozenset[int] = frozenset(),
 ) -> tuple[fx.Graph, list[Any]]:
-    """What was saved, then gradients to write to, then those that arrive; and the traced values of all these."""
+    """What was saved, then gradients to write to, then those that arrive; and the traced values of all these.
+
+    Inputs in `without` get no gradient; they are not among `parameters`.
+    """
     writer = _Graph(captured, channels_last)
     for i in program.saved:
         writer.input(i)
@@ -54,7 +62,8 @@ def backward_graph(
         buffers[i].meta["val"] = captured.nodes[i].meta["val"]
     for i in captured.graph.arriving:
         writer.input(i)
-    returned = {i: gradient for i, gradient in enumerate(captured.backward_outputs) if gradient is not None}
+    gradients = enumerate(captured.backward_outputs)
+    returned = {i: gradient for i, gradient in gradients if gradient is not None and i not in without}
     runs = only_runs(program.backward, _WHO)
     readers = _reader_counts(captured.graph, runs)
     for place, run in enumerate(runs):
@@ -63,6 +72,8 @@ def backward_graph(
             writer.store(run, readers[place])
         value = writer.values[captured.nodes[run.op]]
         for i in run.accumulates:
+            if i in without:
+                continue
             if mode != "return":
                 writer.write(buffers[i], value, add=mode == "add")
             else:

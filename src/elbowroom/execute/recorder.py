@@ -103,10 +103,11 @@ class Recorder:
 
     # --- backward ---
 
-    def backward(self, arguments: list[Any]) -> list[Any]:
+    def backward(self, arguments: list[Any], without: frozenset[int] = frozenset()) -> list[Any]:
+        """No gradient reaches inputs in `without`, which is nothing that was recorded."""
         run = int(arguments.pop(0))
         if run < 0:
-            return self.fused.backward(arguments, self.makes)
+            return self.fused.backward(arguments, self.makes, without)
         recording = self.recording
         assert recording is not None
         assert run == self._runs
@@ -114,9 +115,9 @@ class Recorder:
         arguments.clear()
         parameters = [handed[place] for place in self._trained]
         again = torch._C._autograd._get_current_graph_task_keep_graph()  # type: ignore[attr-defined]
-        if again or not self._may_replay(recording, parameters):
+        if again or without or not self._may_replay(recording, parameters):
             # Launched on the recorded values, with memory of its own: rare enough to take more than was planned.
-            gradients = self.fused.backward([*recording.handed(handed), *arriving], self.makes)
+            gradients = self.fused.backward([*recording.handed(handed), *arriving], self.makes, without)
             if not again:
                 self._tickets.collect(run)
                 self._moves_left = 0

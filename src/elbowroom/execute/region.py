@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ import torch
 
 from elbowroom.capture.joint_graph import Captured, made_real
 from elbowroom.errors import ElbowroomError
-from elbowroom.execute.emitter import emit, emit_outputs_only
+from elbowroom.execute.emitter import emit, emit_backward, emit_outputs_only
 from elbowroom.execute.tickets import Tickets
 from elbowroom.measure.measured import Measured
 from elbowroom.step.program import Program, forward_only
@@ -99,11 +99,15 @@ def makes_gradients(around: Surroundings) -> Mode:
 
 @dataclass(frozen=True)
 class Ready:
-    """A program made ready to run. Both functions take a list that they empty, and return a list."""
+    """A program made ready to run. Both functions take a list that they empty, and return a list.
+
+    `backward_without` also takes the inputs that no gradient reaches, and leaves their `.grad` as it is.
+    """
 
     build: Build
     forward: Callable[[list[Any]], list[Any]]
     backward: Callable[[list[Any]], list[Any]]
+    backward_without: Callable[[list[Any], frozenset[int]], list[Any]]
     source: Callable[[], str]
     fused: Fused | None = None  # the compiled program behind them, if one is
     recorder: Recorder | None = None  # what replays it, if something does
@@ -152,11 +156,12 @@ class Region:
         fused = self._compiled(build) or Fused(measured.captured, program, measured.channels_last)
         source = partial(fused.source, build.makes)
         if not build.recorded:
-            return Ready(build, fused.forward, partial(fused.backward, makes=build.makes), source, fused)
+            backward = partial(fused.backward, makes=build.makes)
+            return Ready(build, fused.forward, backward, lambda a, w: backward(a, without=w), source, fused)
         from elbowroom.execute.recorder import Recorder
 
         recorder = Recorder(fused, build.makes)
-        return Ready(build, recorder.forward, recorder.backward, source, fused, recorder)
+        return Ready(build, recorder.forward, recorder.backward, recorder.backward, source, fused, recorder)
 
     def _compiled(self, build: Build) -> Fused | None:
         """The same program, if it was compiled before to run in another way."""
@@ -192,17 +197,35 @@ class Region:
         return outputs
 
     def backward(self, arguments: list[Any]) -> list[Any]:
-        at = len(arguments) - len(self.traced.graph.arriving) - 1
-        run, number = arguments.pop(at).tolist()
+        arriving = len(self.traced.graph.arriving)
+        run, number = arguments.pop(-arriving - 1).tolist()
         if number < 0:
             raise ElbowroomError("this forward ran only to look at the model; call the fitted model again")
         self.tickets.collect(run)
         self.looks.on_backward()
         if self._takes_numbers:
             arguments[:] = [_as_number(argument) for argument in arguments]
+        absent = [n for n in range(-arriving, 0) if arguments[n] is None]
+        if absent:
+            return self._backward_without(absent, arguments, self.programs[number])
         with self.watch():
             gradients: list[Any] = self.programs[number].backward(arguments)
         return gradients
+
+    def _backward_without(self, absent: list[int], arguments: list[Any], ready: Ready) -> list[Any]:
+        """The backward when some of the gradients do not arrive. Programs compute with zeros in their place; inputs
+        that none of the others reach get no gradient, as in plain execution."""
+        graph = self.traced.graph
+        if len(absent) == len(graph.arriving):
+            arguments.clear()
+            return [None] * len(self.traced.backward_outputs)
+        unreached = graph.unreached({graph.arriving[n] for n in absent})
+        for n in absent:
+            arguments[n] = made_real(self.traced.nodes[graph.arriving[n]].meta["val"]).zero_()
+        with self.watch():
+            if unreached:
+                return ready.backward_without(arguments, unreached)
+            return ready.backward(arguments)
 
     def _looked_at(self, arguments: list[Any], calls: list[Region]) -> list[Any]:
         calls.append(self)
@@ -256,8 +279,10 @@ def _as_number(value: Any) -> Any:
 
 
 def _emitted(build: Build) -> Ready:
-    emitted = emit(build.measured.captured, build.program)
-    return Ready(build, emitted.forward, emitted.backward, lambda: emitted.source)
+    captured, program = build.measured.captured, build.program
+    emitted = emit(captured, program)
+    backward = cache(partial(emit_backward, captured, program))
+    return Ready(build, emitted.forward, emitted.backward, lambda a, w: backward(w)(a), lambda: emitted.source)
 
 
 def _remembered(argument: Any) -> Callable[[], torch.Tensor | None]:

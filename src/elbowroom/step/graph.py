@@ -48,6 +48,7 @@ class Operator:
     sequence: int | None = None  # autograd's number of the forward operator that a backward one belongs to
     fused_sequences: tuple[int, ...] = ()  # those of operators that run inside it
     random: bool = False
+    draws_privately: bool = False  # whether it can draw again from a generator that nobody else draws from
     reusable: tuple[int, ...] = ()  # what it reads that it could write its output over
     storable: bool = True  # whether its value is a tensor that can be kept for the backward
     time: float = 0.0
@@ -131,6 +132,18 @@ class StepGraph:
         """A number for each storage of the inputs, in order; inputs that view one another share some."""
         storages = dict.fromkeys(storage for op in self.inputs for storage in self.ops[op].storages)
         return {storage: number for number, storage in enumerate(storages)}
+
+    def unreached(self, absent: set[int]) -> frozenset[int]:
+        """Inputs that have a gradient, and none if only the arriving gradients in `absent` are missing."""
+        return frozenset(i for i, sources in self._gradient_sources.items() if sources and sources <= absent)
+
+    @cached_property
+    def _gradient_sources(self) -> Mapping[int, frozenset[int]]:
+        """For each input that has a gradient: the arriving gradients that it is computed from."""
+        sources = {op: frozenset((op,)) for op in self.arriving}
+        for op in self.backward:
+            sources[op] = frozenset().union(*(sources.get(read, ()) for read in self.ops[op].reads))
+        return {i: sources.get(gradient, frozenset()) for i, gradient in self.gradients}
 
     def bytes_of(self, storages: Iterable[int]) -> int:
         sizes = self.storage_bytes

@@ -83,11 +83,15 @@ class Memory:
         values[run.op] = value
         if run.accumulates or run.viewed_in is not None:
             self._lent.update(value.values())
-        if keeps_state:
-            self.now += self._state_bytes
-        during = self.now + entry.workspace
-        if run.again and entry.random:
-            during += self._state_bytes
+        during = entry.workspace
+        if keeps_state or (run.again and entry.random and not entry.draws_privately):
+            # When it has drawn, one state more is looked at: where the generator is then.
+            during = max(during, self._state_bytes)
+            if keeps_state:
+                self.now += self._state_bytes
+            else:
+                during += self._state_bytes  # to put the generator back
+        during += self.now
         for freed in run.frees:
             self.drop(freed)
         if run.last_draw:

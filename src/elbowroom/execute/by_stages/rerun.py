@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from elbowroom.errors import ElbowroomError
 from elbowroom.execute.by_stages.python_state import PythonState, plain_tensors
 
 Place: TypeAlias = tuple[dict[str, Any], str, Tensor]  # a module's own table, a name in it, a tensor of that name
@@ -44,6 +45,7 @@ class FirstRun:
     buffers: list[Kept]
     python: PythonState
     over: bool = False
+    ends: dict[torch.device, int] = field(default_factory=dict)  # where the random streams were afterwards
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -57,10 +59,17 @@ class FirstRun:
             # A second run gets copies: the buffers themselves keep their version, which graphs that saved them check.
             with swapped([(kept.table, kept.name, kept.copy.clone()) for kept in self.buffers]):
                 yield
+            ends = {device: _mark(_random_state(device)) for device in now}
         finally:
             python_now.put_back()
             for device, state in now.items():
                 _set_random_state(device, state)
+        # A stage draws from the generators of the whole process, because it is run as it is.
+        if ends != self.ends:
+            raise ElbowroomError(
+                "another thread drew random numbers while a stage ran, so it cannot draw those of its first forward "
+                "again; let that thread draw from a torch.Generator of its own"
+            )
 
     def put_back(self) -> None:
         """Undo a forward that failed, so that it can be tried again."""
@@ -96,7 +105,9 @@ def remembering(stage: nn.Module, devices: Iterable[torch.device], habits: Habit
         if device.type != "cpu":
             _set_random_state(device, state)
     yield found
-    found.random = {d: state for d, state in found.random.items() if not torch.equal(state, _random_state(d))}
+    found.ends = {device: _mark(_random_state(device)) for device in found.random}
+    found.random = {device: state for device, state in found.random.items() if _mark(state) != found.ends[device]}
+    found.ends = {device: found.ends[device] for device in found.random}
     modes = tuple(module.training for module in modules)
     if modes not in habits.silent:
         pairs = enumerate(found.buffers)
@@ -135,6 +146,11 @@ def _random_state(device: torch.device) -> Tensor:
     if device.type == "cpu":
         return torch.get_rng_state()
     return torch.get_device_module(device).get_rng_state(device)  # type: ignore[no-any-return]
+
+
+def _mark(state: Tensor) -> int:
+    """Tells states of a generator apart without keeping them."""
+    return hash(state.numpy().tobytes())
 
 
 def _set_random_state(device: torch.device, state: Tensor) -> None:
