@@ -1,4 +1,4 @@
-"""`python -m campaign --runs 5000 --jobs 2 --seed 0 --out DIR`: many cases, a table of what failed, status 1 if any."""
+"""`python -m campaign --runs 5000 --jobs 2 --seed 0`: many cases, a table of what failed, status 1 if any did."""
 
 from __future__ import annotations
 
@@ -24,12 +24,22 @@ def main() -> int:
     campaign = Campaign(cases, options.limit, sys.stdout.isatty())
     campaign.run(options.jobs)
     print(campaign.table())
-    for kind, failed in campaign.by_kind().items():
+    for failed in campaign.by_kind().values():
         for case, result in failed[: options.shrink]:
-            smaller, found = shrink(case, result, options.limit)
-            path = write_script(smaller, found, Path(options.out))
-            print(f"{path}: {kind}: {found.failures[0][1]}", flush=True)
+            report(case, result, options)
     return int(bool(campaign.failed))
+
+
+def report(case: Case, result: Result, options: argparse.Namespace) -> None:
+    """Make a failure smaller and write it down. One that needs the cases before it fails in no process of its own."""
+    worker = Worker(options.limit)
+    alone = worker.judge(case)
+    if alone.kind == result.kind:
+        case, result = shrink(case, result, worker, options.patience)
+    worker.end()
+    path = write_script(case, result, Path(options.out))
+    note = "" if alone.kind == result.kind else " (only after other cases in the same process)"
+    print(f"{path}: {result}{note}", flush=True)
 
 
 def arguments() -> argparse.Namespace:
@@ -41,6 +51,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kernels", choices=["torch", "inductor"], default="torch")
     parser.add_argument("--out", default="build/campaign", help="folder for scripts of failures")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for one case")
+    parser.add_argument("--patience", type=float, default=90.0, help="seconds for making one failure smaller")
     parser.add_argument("--shrink", type=int, default=1, help="failures of each kind that are made smaller")
     parser.add_argument("--tolerate", action="append", default=[], help="beginning of a kind of failure to look past")
     return parser.parse_args()
@@ -85,7 +96,7 @@ class Campaign:
         line = f"{self.done} of {len(self.cases)}, {len(self.failed)} failed, {rate:.2f} s a case"
         if self.shows:
             print(f"\r{line}", end="", flush=True)
-        elif self.done % 100 == 0:
+        elif self.done % 25 == 0:
             print(line, flush=True)
 
     def by_kind(self) -> dict[str, list[tuple[Case, Result]]]:

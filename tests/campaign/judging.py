@@ -8,6 +8,7 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -23,8 +24,21 @@ Event = Callable[[Pair], None]
 
 
 def judge(trial: Trial, text: ModuleType, events: Sequence[Event], bystander: Bystander | None = None) -> Verdict:
-    """Everything that one case gets wrong first; nothing if it is right. `text` has `Model` and `Criterion`."""
+    """Everything that one case gets wrong first; nothing if it is right. `text` has `Model` and `Criterion`.
+
+    Where numbers differ by more than rounding, tracing alone may be the reason: then the planned steps must be those
+    of PyTorch's own tracing without a plan.
+    """
     bystander = bystander or Bystander(trial.kernels, trial.device)
+    verdict = _judge_against(trial, text, events, bystander)
+    if trial.kernels == "torch" and any("differs by" in each.text for each in verdict.failures):
+        traced = _judge_against(replace(trial, reference="aot_eager"), text, events, bystander)
+        if not traced.failures:
+            return Verdict([], rounded=True)
+    return verdict
+
+
+def _judge_against(trial: Trial, text: ModuleType, events: Sequence[Event], bystander: Bystander) -> Verdict:
     pair = make_pair(trial, text)
     fit(pair)
     if not pair.failures:
@@ -33,12 +47,10 @@ def judge(trial: Trial, text: ModuleType, events: Sequence[Event], bystander: By
         if pair.failures:
             break
         name = event.__name__.replace("_", " ")
-        chance = Generators.now()
         event(pair)
         if not pair.failures:
             pair.check(f"after: {name}")
         if not pair.failures:
-            chance.put_back()
             pair.failures += bystander.check(f"after: {name}")
     if not pair.failures:
         check_speed(pair)

@@ -17,22 +17,19 @@ from campaign.models import IMPORTS, Block, source
 from campaign.working import Result, Worker
 
 
-def shrink(case: Case, result: Result, limit_s: float, patience_s: float = 90.0) -> tuple[Case, Result]:
+def shrink(case: Case, result: Result, worker: Worker, patience_s: float = 90.0) -> tuple[Case, Result]:
     """The smallest case found that fails in the same way."""
-    worker, end = Worker(limit_s), time.perf_counter() + patience_s
-    try:
-        again = True
-        while again:
-            again = False
-            for smaller in simpler(case):
-                if time.perf_counter() > end:
-                    return case, result
-                found = worker.judge(smaller)
-                if found.kind == result.kind:
-                    case, result, again = smaller, found, True
-                    break
-    finally:
-        worker.end()
+    end = time.perf_counter() + patience_s
+    again = True
+    while again:
+        again = False
+        for smaller in simpler(case):
+            if time.perf_counter() > end:
+                return case, result
+            found = worker.judge(smaller)
+            if found.kind == result.kind:
+                case, result, again = smaller, found, True
+                break
     return case, result
 
 
@@ -69,10 +66,9 @@ def write_script(case: Case, result: Result, folder: Path) -> Path:
 
 
 def script(case: Case, result: Result) -> str:
-    kind, text = result.failures[0]
     happens = ", then ".join(name.replace("_", " ") for name in case.events) or "nothing"
     after = f"What happens after fit: {happens}.\nPrints what is wrong and exits with status 1."
-    head = f'"""{kind}: {text}\n\n{after}\n"""\n'
+    head = f'"""{result}\n\n{after}\n"""\n'
     fields = pformat(vars(case.trial), sort_dicts=False, width=100)
     main = f"""
 TRIAL = Trial(**{fields})

@@ -25,24 +25,27 @@ class Result:
     def kind(self) -> str:
         return self.failures[0][0] if self.failures else ""
 
+    def __str__(self) -> str:
+        return ": ".join(self.failures[0]) if self.failures else "nothing is wrong"
+
 
 class Worker:
     """A process of its own, begun anew after a hundred cases, and after one that it did not survive."""
 
-    def __init__(self, limit_s: float, cases_per_process: int = CASES_PER_PROCESS) -> None:
-        self.limit_s, self.cases_per_process = limit_s, cases_per_process
+    def __init__(self, limit_s: float, start_s: float = 60.0) -> None:
+        self.limit_s, self.start_s = limit_s, start_s
         self.process: Any = None
         self.count = 0
 
     def judge(self, case: Any) -> Result:
-        if self.process is None or self.count >= self.cases_per_process:
+        if self.process is None or self.count >= CASES_PER_PROCESS:
             self._begin()
         self.count += 1
         began = time.perf_counter()
         try:
             self.connection.send(case)
             # The first case of a process waits for torch to be imported, too.
-            if not self.connection.poll(self.limit_s + (60 if self.count == 1 else 0)):
+            if not self.connection.poll(self.limit_s + (self.start_s if self.count == 1 else 0)):
                 self.end()
                 return Result((("takes too long", f"more than {self.limit_s:.0f} seconds"),), time_s=self.limit_s)
             return self.connection.recv()
