@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test test-all check format bench clean
+.PHONY: setup demo test test-all campaign check format bench clean
 
 setup: $(READY)
 
@@ -21,6 +21,9 @@ test: setup
 
 test-all: setup
 	HYPOTHESIS_PROFILE=more $(BIN)/python -m pytest -n 2 --dist loadfile
+
+campaign: setup
+	PYTHONPATH=tests $(BIN)/python -m campaign --runs 5000 --jobs 2 --out build/campaign
 
 check: setup
 	$(BIN)/ruff format --check .

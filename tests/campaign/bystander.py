@@ -1,0 +1,129 @@
+"""A fitted model that has nothing to do with the one on trial. Whatever befalls that one must not touch this one.
+
+It has dropout, so that its gradients tell whether somebody else's random numbers got into its recomputation.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+
+import torch
+from torch import nn
+
+import elbowroom
+from campaign.comparing import Failure, Generators, apart
+from campaign.metering import Meter, storages
+
+# Names that no model on trial has: a script of a failure holds both.
+ITS_WIDTH, ITS_ROWS, DROPPED = 16, 64, 0.5
+
+
+class Dropping(nn.Module):
+    """Answers with its result and with what each layer dropped, so that gradients can be computed plainly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(ITS_WIDTH, ITS_WIDTH) for _ in range(5))
+        self.drop = nn.Dropout(DROPPED)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        dropped = []
+        for layer in self.layers:
+            x = self.drop(torch.exp(torch.tanh(layer(x))))  # never 0 before
+            dropped.append(x.detach() == 0)
+        return x.square().mean(), dropped
+
+
+def gradients_plainly(model: nn.Module, x: torch.Tensor, dropped: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The gradients of a step that dropped exactly this."""
+    for layer, gone in zip(model.layers, dropped, strict=True):
+        x = torch.exp(torch.tanh(layer(x))).masked_fill(gone, 0.0) / (1 - DROPPED)
+    return list(torch.autograd.grad(x.square().mean(), list(model.parameters())))
+
+
+class Bystander:
+    """Fitted once, and then looked at from time to time."""
+
+    def __init__(self, kernels: str = "torch", device: str = "cpu") -> None:
+        chance = Generators.now()
+        torch.manual_seed(0)
+        self.device = device
+        self.x = torch.randn(ITS_ROWS, ITS_WIDTH).to(device)
+        model = Dropping().to(device)
+        self.plain = copy.deepcopy(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            self.fitted = elbowroom.fit(model, self.x, budget="1GiB", kernels=kernels)
+            try:
+                self.fitted.elbowroom.set_budget(1)
+            except elbowroom.BudgetTooSmall as refusal:
+                self.budget = refusal.least_budget
+            self.fitted.elbowroom.set_budget(self.budget)
+        self._step(self.fitted, metered=False)
+        chance.put_back()
+
+    def _step(self, model: nn.Module, *, metered: bool) -> tuple[int, list[torch.Tensor]]:
+        """The highest number of bytes, and how far gradients are from the plain ones of the same step."""
+        resident = sum(storages([*model.parameters(), self.x]).values())
+        model.zero_grad()
+        with Meter(self.device) if metered else warnings.catch_warnings() as meter:
+            result, dropped = model(self.x)
+            result.backward()
+        gradients = [p.grad for p in model.parameters()]
+        self.expected = gradients_plainly(self.plain, self.x, dropped)
+        return resident + (meter.peak_bytes if metered else 0), gradients
+
+    def step(self) -> list[Failure]:
+        """One step whose gradients must be those of what it dropped, whoever else draws random numbers meanwhile."""
+        _, gradients = self._step(self.fitted, metered=False)
+        share, text = apart(self.expected, gradients)
+        return [Failure("thread: wrong gradient", f"of another model: {text}")] if share > 1e-4 else []
+
+    def check(self, when: str) -> list[Failure]:
+        """What is wrong with it now."""
+        chance = Generators.now()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                peak, gradients = self._step(self.fitted, metered=True)
+            except Exception as failure:
+                return [Failure("bystander raised", f"{type(failure).__name__}: {failure} ({when})"[:200])]
+        chance.put_back()
+        said = [str(each.message) for each in caught if str(each.message).startswith("elbowroom")]
+        found = []
+        share, text = apart(self.expected, gradients)
+        if share > 1e-4:
+            found.append(Failure("bystander: wrong gradient", f"{text} ({when})"))
+        if said:
+            found.append(Failure("bystander no longer planned", f"{said[0][:200]} ({when})"))
+        elif peak > self.budget and self.device == "cpu":
+            found.append(Failure("bystander over budget", f"{peak} of {self.budget} bytes ({when})"))
+        return found
+
+
+class Company:
+    """A thread that works on something of its own, again and again, while the block runs."""
+
+    def __init__(self, work: object) -> None:
+        self.work, self.ended = work, threading.Event()
+        self.failures: list[Failure] = []
+        self.thread = threading.Thread(target=self._loop, daemon=True)
+
+    def _loop(self) -> None:
+        torch.set_num_threads(1)
+        while not self.ended.is_set():
+            try:
+                self.failures += self.work() or []  # type: ignore[operator]
+            except Exception as failure:
+                self.failures.append(Failure(f"thread: raised {type(failure).__name__}", str(failure)[:160]))
+                return
+
+    def __enter__(self) -> Company:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.ended.set()
+        self.thread.join(30)

@@ -1,0 +1,352 @@
+"""A fitted model and its plain twin, stepped side by side from the same state with the same random numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import re
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+import elbowroom
+from campaign.comparing import (
+    INTERNAL,
+    Difference,
+    Failure,
+    Generators,
+    apart,
+    state_differences,
+    state_of,
+    tensors_in,
+)
+from campaign.metering import Meter, storages
+
+BUDGET_WARNING = re.compile(
+    r"elbowroom: (?!.*within its budget).*(not kept|exceed|over (its|the) budget|more than)", re.S
+)
+# How far apart planned and plain may be without being wrong, where tracing alone makes PyTorch run other kernels.
+ROUNDING = {"torch": 1e-5, "inductor": 1e-3}
+ROUNDING_HALF = 3e-2
+LITTLE_BYTES = 64  # a number or two that tracing keeps
+SLOW_S = 0.15  # a step that is planned takes some milliseconds at these sizes, planning takes more than that
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One case, without its model and events: what to fit it with.
+
+    The budget is `share` of the way from the least to what the plain step takes. `meters`: which steps after an event
+    are metered; not all, because elbowroom may look at the allocator itself where nobody else does.
+    """
+
+    seed: int
+    width: int
+    length: int
+    classes: int
+    share: float = 0.3
+    batch: int = 8
+    loss_inside: bool = False
+    optimizer: str = ""  # "SGD" or "Adam": that it is passed to `fit`
+    kernels: str = "torch"
+    device: str = "cpu"
+    meters: tuple[bool, ...] = (False, True)
+    takes_scale: bool = False
+    replaceable: str = ""
+    draws: bool = False
+    reference: str = "eager"  # or "aot_eager": the plain side is traced, without any plan
+    tolerated: tuple[str, ...] = ()  # beginnings of kinds of failures that are known and looked past
+
+
+@dataclass
+class Situation:
+    """How steps are made at present."""
+
+    batch: int
+    dtype: torch.dtype = torch.float32
+    autocast: bool = False
+    backwards: int = 1
+    gradients: str = "none"  # at the start of a step: "none", "zero", or "kept"
+    number: int = 0  # of steps so far
+
+
+@dataclass
+class Outcome:
+    """What one step did."""
+
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    failure: BaseException | None = None
+    printed: str = ""
+    said: list[str] = field(default_factory=list)
+    peak_bytes: int = 0  # all that is allocated for the step at its highest, what is resident included
+    end_bytes: int = 0
+    time_s: float = 0.0
+    cut_off: bool = False  # the profiler that measured it did not live to its end
+
+
+@dataclass
+class Side:
+    """One of the two models, and what belongs to it."""
+
+    model: Any
+    criterion: Any
+    is_planned: bool
+    optimizer: Any = None
+    hooked: list[Any] = field(default_factory=list)  # what hooks saw
+    handles: list[Any] = field(default_factory=list)  # to remove hooks with
+
+    def __post_init__(self) -> None:
+        self.forward: Any = lambda *args: self.model(*args)
+        self.whole_step: Any = self._whole_step
+
+    def _whole_step(self, *args: Any) -> tuple[Any, torch.Tensor]:
+        output = self.model(*args[:-1])
+        return output, self.criterion(output, args[-1])
+
+    def trace(self) -> None:
+        """Run as PyTorch traces it from now on: in some layers that alone means other kernels."""
+        self.forward = torch.compile(self.forward, backend="aot_eager", dynamic=False)
+        self.whole_step = torch.compile(self.whole_step, backend="aot_eager", dynamic=False)
+
+    def resident(self, *batch: torch.Tensor) -> dict[int, int]:
+        parameters = list(self.model.parameters())
+        held = [*parameters, *(p.grad for p in parameters), *self.model.buffers(), *batch]
+        return storages([*held, *tensors_in(list(self.optimizer.state.values()))])
+
+
+class Pair:
+    """Both sides, and the budget. `failures` fills as things go wrong."""
+
+    def __init__(self, trial: Trial, plain: Side, planned: Side) -> None:
+        self.trial, self.plain, self.planned = trial, plain, planned
+        self.situation = Situation(trial.batch)
+        self.data = torch.Generator().manual_seed(trial.seed)
+        self.budget = 0
+        self.others_bytes = 0  # on a GPU whatever else is allocated there counts, too
+        self.said: list[str] = []  # warnings about the budget since the last new plan
+        self.may_refuse = False  # something has changed since the last step that may need more memory
+        self.rounded = False  # whether bits differed, by no more than rounding
+        self.failures: list[Failure] = []
+        self.new_optimizers()
+        if trial.reference == "aot_eager":
+            plain.trace()
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.plain, self.planned
+
+    def fail(self, kind: str, text: str) -> None:
+        if not kind.startswith(self.trial.tolerated):
+            self.failures.append(Failure(kind, text))
+
+    def new_optimizers(self) -> None:
+        for side in self.sides:
+            side.optimizer = make_optimizer(self.trial, side.model)
+
+    def new_plan(self) -> None:
+        """What was said before does not count any more."""
+        self.said, self.may_refuse = [], True
+
+    # --- steps ---
+
+    def draw_batch(self) -> tuple[tuple[Any, ...], torch.Tensor]:
+        t, now = self.trial, self.situation
+        now.number += 1
+        x = torch.randn(now.batch, t.length, t.width, generator=self.data).to(t.device, now.dtype)
+        y = torch.randn(now.batch, t.length, t.classes, generator=self.data).to(t.device, now.dtype)
+        return ((x, 1.0 + 0.05 * now.number) if t.takes_scale else (x,)), y
+
+    def step(self, *, metered: bool = False, compare: bool = True, updates: bool = True) -> tuple[Outcome, Outcome]:
+        """One step on both sides, compared; then the optimizers' update."""
+        args, y = self.draw_batch()
+        earlier = state_of(self.planned.model)
+        before = Generators.now()
+        plain = self.run(self.plain, args, y, metered=metered)
+        after_plain = Generators.now()
+        before.put_back()
+        planned = self.run(self.planned, args, y, metered=metered)
+        after_planned = Generators.now()
+        self.said += [text for text in planned.said if BUDGET_WARNING.match(text)]
+        if isinstance(planned.failure, elbowroom.BudgetTooSmall) and plain.failure is None:
+            self._refused(planned.failure, earlier)
+            return plain, planned
+        if type(plain.failure) is not type(planned.failure):
+            self._exceptions_differ(plain.failure, planned.failure)
+        elif compare:
+            found = list(after_plain.differences(after_planned)) + list(self._differences(plain, planned))
+            self._judge(found, " after an exception" if plain.failure else "")
+        if planned.cut_off:
+            self.fail("profiler ended", "a profiler that ran around the step did not live to its end")
+        if updates and not self.failures:
+            for side in self.sides:
+                side.optimizer.step()
+        if self.situation.gradients != "kept":
+            self.clear_gradients()
+        return plain, planned
+
+    def clear_gradients(self) -> None:
+        for side in self.sides:
+            side.optimizer.zero_grad(set_to_none=self.situation.gradients != "zero")
+
+    def run(self, side: Side, args: tuple[Any, ...], y: torch.Tensor, *, metered: bool = False) -> Outcome:
+        """One step of one side: forward, loss, backward. The caller keeps the output meanwhile, as people do."""
+        outcome, printed = Outcome(), io.StringIO()
+        before = side.resident(*tensors_in(args), y)
+        meter: Any = Meter(self.trial.device) if metered else contextlib.nullcontext()
+        with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(printed):
+            warnings.simplefilter("always")
+            with meter:
+                began = time.perf_counter()
+                try:
+                    outcome.outputs = self._train(side, args, y)
+                except Exception as failure:
+                    outcome.failure = failure.with_traceback(None)
+                    outcome.failure.__context__ = outcome.failure.__cause__ = None  # they would keep what they hold
+                outcome.time_s = time.perf_counter() - began
+        outcome.printed = printed.getvalue()
+        outcome.said = [str(each.message) for each in caught if str(each.message).startswith("elbowroom")]
+        if metered:
+            died = before.keys() - side.resident(*tensors_in(args), y).keys()
+            outcome.peak_bytes = sum(before.values()) - sum(before[address] for address in died) + meter.peak_bytes
+            outcome.end_bytes, outcome.cut_off = meter.end_bytes, meter.cut_off
+        return outcome
+
+    def _train(self, side: Side, args: tuple[Any, ...], y: torch.Tensor) -> list[torch.Tensor]:
+        outputs = []
+        for _ in range(self.situation.backwards):
+            with self.autocast():
+                if side.is_planned and self.trial.loss_inside:
+                    output = loss = side.model(*args, y)
+                elif self.trial.loss_inside:
+                    output, loss = side.whole_step(*args, y)
+                else:
+                    output = side.forward(*args)
+                    loss = side.criterion(output, y)
+            loss.backward()
+            # Gradients and graphs go with the tensors; what is compared must hold neither.
+            outputs += [tensor.detach() for tensor in (tensors_in(output) if output is not loss else ())]
+            outputs.append(loss.detach())
+        return outputs
+
+    def autocast(self) -> Any:
+        return torch.autocast(self.trial.device, torch.bfloat16, enabled=self.situation.autocast)
+
+    # --- judging a step ---
+
+    def _differences(self, plain: Outcome, planned: Outcome) -> Iterator[Difference]:
+        expected, actual = plain.outputs, planned.outputs
+        if self.trial.loss_inside:  # the planned side answers with the loss alone
+            each = len(expected) // max(1, self.situation.backwards)
+            expected = expected[each - 1 :: each] if each else []
+        share, text = apart(list(expected), list(actual))
+        if text:
+            yield Difference("output", "what the step returns", share, text)
+        share, text = apart(self.plain.hooked, self.planned.hooked)
+        if text:
+            yield Difference("hook", "what hooks saw", share, text)
+        if plain.printed != planned.printed and not self._prints_numbers(plain.printed, planned.printed):
+            yield Difference(
+                "print", "what is printed", float("inf"), f"is {planned.printed!r:.80}, not {plain.printed!r:.80}"
+            )
+        yield from state_differences(state_of(self.plain.model), state_of(self.planned.model))
+
+    def _prints_numbers(self, plain: str, planned: str) -> bool:
+        """Whether the two texts differ by the rounding of numbers alone."""
+        number = re.compile(r"-?\d+\.\d+(?:e[-+]\d+)?")
+        numbers = [[float(n) for n in number.findall(text)] for text in (plain, planned)]
+        return number.sub("", plain) == number.sub("", planned) and apart(*numbers)[0] <= self.rounding
+
+    @property
+    def rounding(self) -> float:
+        return ROUNDING_HALF if self.situation.autocast else ROUNDING[self.trial.kernels]
+
+    def _judge(self, found: list[Difference], when: str) -> None:
+        wrong = [each for each in found if each.share > self.rounding]
+        for each in wrong[:3]:
+            self.fail(f"wrong {each.kind}{when}", f"{each.where} {each.text}")
+        if found and not wrong:
+            self.rounded = True
+            self.take_over()
+
+    def _exceptions_differ(self, plain: BaseException | None, planned: BaseException | None) -> None:
+        def said(failure: BaseException | None) -> str:
+            if failure is None:
+                return "nothing"
+            return f"{type(failure).__name__} ({(str(failure).splitlines() or [''])[0]:.160})"
+
+        kind = "exception differs" if plain is not None else f"step raised {type(planned).__name__}"
+        self.fail(kind, f"the planned step raises {said(planned)}, the plain one {said(plain)}")
+
+    def _refused(self, refusal: elbowroom.BudgetTooSmall, earlier: dict[Any, Any]) -> None:
+        """No plan fits any more: that must be due, must change nothing, and what it names must be enough."""
+        if not self.may_refuse:
+            self.fail("refused without reason", f"nothing has changed that needs memory: {refusal}"[:200])
+            return
+        for each in state_differences(earlier, state_of(self.planned.model)):
+            self.fail(f"refusal changed {each.kind}", f"{each.where} {each.text}")
+        self.take_over()
+        self.clear_gradients()
+        try:
+            self.planned.model.elbowroom.set_budget(refusal.least_budget)
+            self.budget = refusal.least_budget
+        except elbowroom.BudgetTooSmall as other:  # another shape of input, seen before, may need more
+            self.budget = max(other.least_budget, refusal.least_budget)
+            try:
+                self.planned.model.elbowroom.set_budget(self.budget)
+            except elbowroom.BudgetTooSmall as again:
+                self.fail("least budget is not enough", f"{self.budget} was named, then {again.least_budget}")
+        self.said = []
+
+    def take_over(self) -> None:
+        """The plain side gets the state of the planned one: after what may leave the two apart without a fault."""
+        mine, others = self.plain.model, self.planned.model
+        for module, other in zip(mine.modules(), others.modules(), strict=True):
+            for name, parameter in other._parameters.items():
+                if parameter is not None:
+                    with torch.no_grad():
+                        module._parameters[name].copy_(parameter)
+                    gradient = None if parameter.grad is None else parameter.grad.detach().clone()
+                    module._parameters[name].grad = gradient
+            for name, buffer in other._buffers.items():
+                module._buffers[name] = None if buffer is None else buffer.detach().clone()
+            for name, value in vars(other).items():
+                if name not in INTERNAL and not isinstance(value, nn.Module):
+                    setattr(module, name, copy.deepcopy(value))
+        self.plain.optimizer.load_state_dict(copy.deepcopy(self.planned.optimizer.state_dict()))
+        self.plain.hooked[:] = self.planned.hooked
+
+    # --- after an event ---
+
+    def check(self, when: str) -> None:
+        """Some steps, metered or not: each must be right, and none over budget unless it was said."""
+        over: list[str] = []
+        for metered in self.trial.meters:
+            plain, planned = self.step(metered=metered)
+            if isinstance(planned.failure, elbowroom.BudgetTooSmall):
+                plain, planned = self.step(metered=metered)
+                if isinstance(planned.failure, elbowroom.BudgetTooSmall) and not self.failures:
+                    self.fail("least budget is not enough", f"{self.budget} was named and refused: {planned.failure}")
+            if self.failures:
+                break
+            peak = planned.peak_bytes + self.others_bytes
+            if metered and planned.failure is None and peak > self.budget:
+                over.append(f"{peak} of {self.budget} bytes, {peak / self.budget - 1:.1%} too many")
+        if over and not self.said and not self.failures:
+            self.fail("over budget in silence", over[-1])
+        kept = planned.end_bytes - plain.end_bytes
+        if not self.failures and kept > LITTLE_BYTES:  # of the last step: an earlier one may have traced something
+            self.fail("memory kept", f"{kept} bytes more than plainly are there when a step has ended")
+        self.may_refuse = False
+        self.failures[:] = [Failure(each.kind, f"{each.text} ({when})") for each in self.failures]
+
+
+def make_optimizer(trial: Trial, model: nn.Module) -> torch.optim.Optimizer:
+    if trial.optimizer == "Adam":
+        return torch.optim.Adam(model.parameters(), lr=0.01, foreach=False)
+    return torch.optim.SGD(model.parameters(), lr=0.01, foreach=False)
