@@ -144,6 +144,19 @@ def test_a_budget_that_is_not_kept_but_said_so_is_no_fault(monkeypatch):
     assert kinds_found(monkeypatch, fit, replace(CASE, share=0.5)) == []
 
 
+def test_a_warning_is_not_enough_where_it_is_strict(monkeypatch):
+    def fit(model, *example, **wishes):
+        def say(*_):
+            warnings.warn(
+                "elbowroom: Model is not planned, so its budget of 1 KiB is not kept: planted", stacklevel=2
+            )
+
+        model.register_forward_hook(say)
+        return plain_fit(model)
+
+    assert kinds_found(monkeypatch, fit, replace(CASE, share=0.5, strict=True)) == ["over budget in silence"]
+
+
 def scaled_gradient(model):
     model.head.weight.register_hook(lambda gradient: gradient * 1.001)
 
@@ -306,6 +319,9 @@ class ElbowroomError(Exception):
 
 class BudgetTooSmall(ElbowroomError):
     least_budget = 1000
+
+class Unplanned(ElbowroomError):
+    pass
 
 class Handle:
     def set_budget(self, budget):
