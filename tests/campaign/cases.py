@@ -23,6 +23,7 @@ class Case:
     batch: int = 8
     loss_inside: bool = False
     optimizer: str = ""
+    strict: bool = False
     kernels: str = "torch"
     device: str = "cpu"
     meters: tuple[bool, ...] = (False, True)
@@ -40,6 +41,7 @@ class Case:
             batch=self.batch,
             loss_inside=self.loss_inside,
             optimizer=self.optimizer,
+            strict=self.strict,
             kernels=self.kernels,
             device=self.device,
             meters=self.meters,
@@ -60,6 +62,7 @@ def random_case(seed: int, kernels: str = "torch", device: str = "cpu", tolerate
         batch=chance.choice([4, 8, 16]),
         loss_inside=chance.random() < 0.5,
         optimizer=chance.choice(["", "SGD", "Adam"]),
+        strict=chance.random() < 0.2,
         kernels=kernels,
         device=device,
         meters=chance.choice([(False, True), (True, False, True)]),

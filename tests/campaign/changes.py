@@ -58,6 +58,14 @@ def parameter_hook(pair: Pair) -> None:
     pair.may_refuse = True
 
 
+def output_hook(pair: Pair) -> None:
+    """A hook on what the model answers with, for a step. A loss inside is another tensor, with another hook."""
+    if not pair.trial.loss_inside:
+        pair.situation.hooks_outputs = True
+        pair.step()
+        pair.situation.hooks_outputs = False
+
+
 def unhook(pair: Pair) -> None:
     """A hook on the whole model is there for a step and then removed, with all others."""
     for side in pair.sides:
@@ -150,6 +158,10 @@ def deepcopy(pair: Pair) -> None:
 
 def pickled(pair: Pair) -> None:
     """What comes out of a pickle is the plain model, and works."""
+    try:
+        pickle.dumps(pair.plain.model)
+    except (pickle.PicklingError, AttributeError, TypeError):  # a hook is there that no pickle can hold
+        return
     made = pickle.loads(pickle.dumps(pair.planned.model))
     if type(made) is not type(pair.plain.model):
         pair.fail("wrong pickle", f"it holds a {type(made).__name__}, not a {type(pair.plain.model).__name__}")

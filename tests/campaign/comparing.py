@@ -19,10 +19,11 @@ INTERNAL = {*vars(nn.Module()), "_compiled_call_impl", "elbowroom"} - {"training
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """What went wrong, in a word to sort by and a sentence."""
+    """What went wrong, in a word to sort by and a sentence. `share` is how far numbers are apart, if that is it."""
 
     kind: str
     text: str
+    share: float = math.inf
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}"

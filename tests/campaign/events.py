@@ -34,6 +34,7 @@ from campaign.changes import (
     forward_pre_hook,
     frozen,
     loaded_state,
+    output_hook,
     parameter_hook,
     pickled,
     replaced_layer,
@@ -150,11 +151,11 @@ def wrong_input(pair: Pair) -> None:
 
 
 def interrupt(pair: Pair) -> None:
-    """Ctrl-C at a random moment of a step, five times. No generator may be left rewound."""
+    """Ctrl-C at a random moment of a step, a few times. No generator may be left rewound."""
     chance = random.Random(pair.trial.seed + pair.situation.number)
     _, usual = pair.step()
-    for _ in range(5):
-        if pair.failures:
+    for _ in range(8):
+        if pair.failures or pair.ended:
             return
         args, y = pair.draw_batch()
         _interrupted_step(pair, args, y, chance.uniform(0.0, 1.1) * usual.time_s)
@@ -163,29 +164,31 @@ def interrupt(pair: Pair) -> None:
 
 
 def _interrupted_step(pair: Pair, args: tuple[Any, ...], y: torch.Tensor, delay_s: float) -> None:
-    after_forward = None
+    after_forward: list[Generators] = []
 
     def raise_it(*_: object) -> None:
         raise KeyboardInterrupt
 
-    usual = signal.signal(signal.SIGALRM, raise_it)
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    def run() -> None:
         try:
             signal.setitimer(signal.ITIMER_REAL, max(1e-6, delay_s))
             with pair.autocast():
-                loss = pair.planned.model(*args, y) if pair.trial.loss_inside else None
-                if loss is None:
-                    loss = pair.planned.criterion(pair.planned.model(*args), y)
-            after_forward = Generators.now()
+                answer = pair.planned.model(*(*args, y) if pair.trial.loss_inside else args)
+                loss = answer if pair.trial.loss_inside else pair.planned.criterion(answer, y)
+            after_forward.append(Generators.now())
             loss.backward()
-        except KeyboardInterrupt:
-            pass
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, usual)
-    if after_forward is not None:
-        for each in after_forward.differences(Generators.now()):
+
+    usual = signal.signal(signal.SIGALRM, raise_it)
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with contextlib.suppress(KeyboardInterrupt):
+            run()
+            time.sleep(0)  # a signal that came when the timer was stopped is handled here
+    signal.signal(signal.SIGALRM, usual)
+    for before in after_forward:
+        for each in before.differences(Generators.now()):
             pair.fail("generator after an interrupt", f"{each.where} state is not that after the forward")
 
 
@@ -198,19 +201,27 @@ def thread_that_draws(pair: Pair) -> None:
     def work() -> None:
         torch.rand(8)
 
+    other = Bystander(pair.trial.kernels, pair.trial.device)
     with Company(work):
-        for _ in range(3):
-            _step_in_company(pair)
+        _steps_in_company(pair, other)
 
 
 def thread_that_trains(pair: Pair) -> None:
     """Another fitted model with dropout is trained by a thread meanwhile; its gradients must be right."""
-    other = Bystander(pair.trial.kernels, pair.trial.device)
-    with Company(other.step) as company:
-        for _ in range(5):
-            _step_in_company(pair)
-            time.sleep(0.01)
+    first, second = (Bystander(pair.trial.kernels, pair.trial.device) for _ in range(2))
+    with Company(first.step) as company:
+        _steps_in_company(pair, second)
     pair.failures += [each for each in company.failures if not each.kind.startswith(pair.trial.tolerated)][:1]
+
+
+def _steps_in_company(pair: Pair, other: Bystander) -> None:
+    """Steps of the pair, and of another model whose gradients tell which random numbers it used."""
+    found = []
+    for _ in range(3):
+        _step_in_company(pair)
+        for _ in range(8):
+            found += other.step()
+    pair.failures += [each for each in found if not each.kind.startswith(pair.trial.tolerated)][:1]
 
 
 def _step_in_company(pair: Pair) -> None:
@@ -302,7 +313,7 @@ EVENTS = {
         nothing, many_steps, other_batches, smaller_last_batch, evaluation, gradients_zeroed_in_place, accumulation,
         exception_in_the_model, exception_in_the_loss, exception_in_the_optimizer, wrong_input, interrupt,
         thread_that_draws, thread_that_trains, other_fits, dynamo_reset, user_profiler, fork,
-        forward_hook, forward_hook_that_changes, forward_pre_hook, backward_hook, parameter_hook, unhook,
+        forward_hook, forward_hook_that_changes, forward_pre_hook, backward_hook, parameter_hook, output_hook, unhook,
         replaced_layer, another_dtype, frozen, evaluation_mode, loaded_state, assigned_state, autocast,
         another_budget, deepcopy, pickled,
     )

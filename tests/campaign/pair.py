@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import math
 import re
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -54,6 +55,7 @@ class Trial:
     batch: int = 8
     loss_inside: bool = False
     optimizer: str = ""  # "SGD" or "Adam": that it is passed to `fit`
+    strict: bool = False  # what is outside the plan is an error, and a warning is not enough
     kernels: str = "torch"
     device: str = "cpu"
     meters: tuple[bool, ...] = (False, True)
@@ -73,6 +75,7 @@ class Situation:
     autocast: bool = False
     backwards: int = 1
     gradients: str = "none"  # at the start of a step: "none", "zero", or "kept"
+    hooks_outputs: bool = False  # a hook on the tensors that the model answers with
     number: int = 0  # of steps so far
 
 
@@ -131,6 +134,7 @@ class Pair:
         self.others_bytes = 0  # on a GPU whatever else is allocated there counts, too
         self.said: list[str] = []  # warnings about the budget since the last new plan
         self.may_refuse = False  # something has changed since the last step that may need more memory
+        self.ended = False  # it was refused for good, which `strict` asks for
         self.rounded = False  # whether bits differed, by no more than rounding
         self.failures: list[Failure] = []
         self.new_optimizers()
@@ -141,9 +145,9 @@ class Pair:
     def sides(self) -> tuple[Side, Side]:
         return self.plain, self.planned
 
-    def fail(self, kind: str, text: str) -> None:
+    def fail(self, kind: str, text: str, share: float = math.inf) -> None:
         if not kind.startswith(self.trial.tolerated):
-            self.failures.append(Failure(kind, text))
+            self.failures.append(Failure(kind, text, share))
 
     def new_optimizers(self) -> None:
         for side in self.sides:
@@ -175,6 +179,9 @@ class Pair:
         self.said += [text for text in planned.said if BUDGET_WARNING.match(text)]
         if isinstance(planned.failure, elbowroom.BudgetTooSmall) and plain.failure is None:
             self._refused(planned.failure, earlier)
+            return plain, planned
+        if self.trial.strict and isinstance(planned.failure, elbowroom.Unplanned):
+            self.ended = True
             return plain, planned
         if type(plain.failure) is not type(planned.failure):
             self._exceptions_differ(plain.failure, planned.failure)
@@ -228,6 +235,10 @@ class Pair:
                 else:
                     output = side.forward(*args)
                     loss = side.criterion(output, y)
+            if self.situation.hooks_outputs:
+                for tensor in tensors_in(output):
+                    if tensor.requires_grad:
+                        tensor.register_hook(lambda gradient: side.hooked.append(tuple(gradient.shape)))
             loss.backward()
             # Gradients and graphs go with the tensors; what is compared must hold neither.
             outputs += [tensor.detach() for tensor in (tensors_in(output) if output is not loss else ())]
@@ -252,7 +263,7 @@ class Pair:
             yield Difference("hook", "what hooks saw", share, text)
         if plain.printed != planned.printed and not self._prints_numbers(plain.printed, planned.printed):
             yield Difference(
-                "print", "what is printed", float("inf"), f"is {planned.printed!r:.80}, not {plain.printed!r:.80}"
+                "print", "what is printed", math.inf, f"is {planned.printed!r:.80}, not {plain.printed!r:.80}"
             )
         yield from state_differences(state_of(self.plain.model), state_of(self.planned.model))
 
@@ -264,12 +275,15 @@ class Pair:
 
     @property
     def rounding(self) -> float:
-        return ROUNDING_HALF if self.situation.autocast else ROUNDING[self.trial.kernels]
+        if self.situation.autocast:
+            return ROUNDING_HALF
+        on_gpu = self.trial.device != "cpu"  # where some kernels add in no fixed order
+        return max(ROUNDING[self.trial.kernels], 1e-4 if on_gpu else 0.0)
 
     def _judge(self, found: list[Difference], when: str) -> None:
         wrong = [each for each in found if each.share > self.rounding]
         for each in wrong[:3]:
-            self.fail(f"wrong {each.kind}{when}", f"{each.where} {each.text}")
+            self.fail(f"wrong {each.kind}{when}", f"{each.where} {each.text}", each.share)
         if found and not wrong:
             self.rounded = True
             self.take_over()
@@ -332,18 +346,21 @@ class Pair:
                 plain, planned = self.step(metered=metered)
                 if isinstance(planned.failure, elbowroom.BudgetTooSmall) and not self.failures:
                     self.fail("least budget is not enough", f"{self.budget} was named and refused: {planned.failure}")
-            if self.failures:
-                break
+            if self.failures or self.ended:
+                return self._end_check(when)
             peak = planned.peak_bytes + self.others_bytes
             if metered and planned.failure is None and peak > self.budget:
                 over.append(f"{peak} of {self.budget} bytes, {peak / self.budget - 1:.1%} too many")
-        if over and not self.said and not self.failures:
+        if over and (not self.said or self.trial.strict):
             self.fail("over budget in silence", over[-1])
         kept = planned.end_bytes - plain.end_bytes
         if not self.failures and kept > LITTLE_BYTES:  # of the last step: an earlier one may have traced something
             self.fail("memory kept", f"{kept} bytes more than plainly are there when a step has ended")
+        return self._end_check(when)
+
+    def _end_check(self, when: str) -> None:
         self.may_refuse = False
-        self.failures[:] = [Failure(each.kind, f"{each.text} ({when})") for each in self.failures]
+        self.failures[:] = [replace(each, text=f"{each.text} ({when})") for each in self.failures]
 
 
 def make_optimizer(trial: Trial, model: nn.Module) -> torch.optim.Optimizer:

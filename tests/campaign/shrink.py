@@ -52,7 +52,8 @@ def simpler(case: Case) -> Iterator[Case]:
     for name, value in {"blocks": flat, **changes}.items():
         if getattr(recipe, name) != value:
             yield replace(case, recipe=replace(recipe, **{name: value}))
-    for name, value in {"loss_inside": False, "optimizer": "", "batch": 8, "meters": (False, True)}.items():
+    changes = {"loss_inside": False, "optimizer": "", "strict": False, "batch": 8, "meters": (False, True)}
+    for name, value in changes.items():
         if getattr(case, name) != value:
             yield replace(case, **{name: value})
 

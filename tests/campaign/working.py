@@ -113,3 +113,4 @@ def prepare() -> None:
 
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False
