@@ -30,6 +30,7 @@ from elbowroom.measure.plain_operators import asleep, cuda_seconds, host_seconds
 
 _SAMPLES = 3
 _SAMPLE_S, _MOST_STEPS = 0.5, 8  # how many steps make a sample
+_TOO_MUCH = 1.02  # times the room, for a program that ran out of memory: how much it takes is not known
 _Result = TypeVar("_Result")
 
 
@@ -61,6 +62,22 @@ def launched(region: Region, number: int, between_bytes: int, late_bytes: int = 
         is_replayable = device.type == "cuda" and ready.fused is not None
         kernels, host = kernels_and_host(step) if is_replayable else (time, 0.0)
         return Trial(max(peak - late_bytes, between_bytes), time, kernels, host)
+
+
+def launched_within(room: int, region: Region, number: int, between_bytes: int, late_bytes: int = 0) -> Trial:
+    """The same where the process may take little more than the room: a program that it cannot run does not fit.
+
+    Nothing is known of its time then. It took at least what was in use when there was no more, and more than the room.
+    """
+    device = region.traced.device
+    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    try:
+        return launched(region, number, between_bytes, late_bytes)
+    except torch.OutOfMemoryError:
+        taken = torch.cuda.max_memory_allocated(device) - before
+    with garbage_collected():  # the failed trial's values are part of its error, which is gone now
+        torch.cuda.empty_cache()
+    return Trial(max(taken, int(_TOO_MUCH * room)), float("inf"))
 
 
 def recorded(

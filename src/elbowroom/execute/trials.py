@@ -280,18 +280,20 @@ class Trials:
         """Launched and, where its kernels wait for the host, as a recording; or at once as a recording."""
         if recorded and (replayed := self._recorded(planned, room)):
             return replayed
-        tried = self._all_launched(planned)
+        tried = self._all_launched(planned, room)
         return [tried, *(self._recorded(planned, room) if tried.may_wait and not recorded else [])]
 
-    def _all_launched(self, planned: list[Planned]) -> Tried:
-        launched = [self._launched(graph, plan) for graph, plan in zip(self.graphs, planned, strict=True)]
+    def _all_launched(self, planned: list[Planned], room: int) -> Tried:
+        launched = [self._launched(graph, plan, room) for graph, plan in zip(self.graphs, planned, strict=True)]
         return Tried(tuple(planned), tuple(launched), expected_bytes=peak_together(planned))
 
-    def _launched(self, graph: Plannable, plan: Planned) -> Trial:
+    def _launched(self, graph: Plannable, plan: Planned, room: int) -> Trial:
         region, number = graph.region, graph.region.add(graph.build(plan.program))
         if (region, number) not in self._launches:
             between_bytes, late_bytes = plan.prediction.between_bytes, self.graphs[0].planner.around.late_bytes
-            self._launches[region, number] = rehearsal.launched(region, number, between_bytes, late_bytes)
+            self._launches[region, number] = rehearsal.launched_within(
+                room, region, number, between_bytes, late_bytes
+            )
         return self._launches[region, number]
 
     def _recorded(self, planned: list[Planned], room: int) -> list[Tried]:
@@ -314,7 +316,7 @@ class Trials:
         if any(plan.recorded for plan in planned):
             found = self._recorded(planned, MAX_BYTES) if len(planned) == 1 else []
             return found[0] if found else None
-        return self._all_launched(planned)
+        return self._all_launched(planned, MAX_BYTES)
 
 
 def _nearest(alike: Sequence[Tried], room: int) -> Tried | None:

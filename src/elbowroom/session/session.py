@@ -24,7 +24,7 @@ from elbowroom.capture.unplanned import hooked_modules
 from elbowroom.errors import BudgetTooSmall, first_line
 from elbowroom.execute.region import Region, Stopped
 from elbowroom.measure.random_state import random_state_kept
-from elbowroom.measure.resident import device_bytes
+from elbowroom.measure.resident import device_bytes, give_back_cached
 from elbowroom.measure.undisturbed import undisturbed
 from elbowroom.session.calls import call_key
 from elbowroom.session.handle import Handle
@@ -278,6 +278,7 @@ class Session(Handle):
             )
         else:
             entry = plan()
+        give_back_cached()
         return self._remember(entry)
 
     def _is_full(self, key: Any) -> bool:
@@ -372,6 +373,7 @@ class Session(Handle):
             except BaseException:
                 self._planner.replan(entries, old)
                 raise
+        give_back_cached()
         self.options = options
         self.said.clear()  # what is not planned is said again, of the new budget
         for entry in self.entries.values():
