@@ -119,7 +119,7 @@ def test_what_happens_between_forward_and_backward_stays(stages, x):
 def test_containers_stay_the_objects_that_they_are(stages):
     stage = stages[0]
     seen, queue, inner = stage.seen, stage.queue, stage.nested["sets"][0]
-    state = PythonState.of([stage])
+    state = PythonState.of([stage], None)
     stage(torch.randn(2, 32))
     stage.seen = []
     state.put_back()

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from elbowroom.errors import InputError
-from elbowroom.execute.by_stages.python_state import PythonState, plain_tensors
+from elbowroom.execute.by_stages.python_state import PythonState, generators_now, plain_tensors
 from elbowroom.execute.by_stages.rerun import Autocast, FirstRun, Habits, Place, remembering, swapped
 from elbowroom.execute.by_stages.stage_step import Activation, Gradients, SavedSet, Step, forward, save_all, steps_of
 from elbowroom.measure.allocator_reports import changes_during
@@ -326,7 +326,7 @@ def _undisturbed(stages: Sequence[nn.Module], example: Any) -> Iterator[None]:
         if tensor is not None
     ]
     places += [place for module in modules for place in plain_tensors(module)]
-    python = PythonState.of(modules)
+    python = PythonState.of(modules, generators_now())
     others = {id(tensor): _other(tensor) for _, _, tensor in places}
     tensors = (*_tensors(example), *(tensor for _, _, tensor in places))
     cuda = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}

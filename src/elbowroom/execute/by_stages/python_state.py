@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 _Table: TypeAlias = dict[str, Any]
+Generators: TypeAlias = tuple[Any, Any]  # states of Python's and of numpy's
 
 _LISTS: tuple[type, ...] = (list, deque)
 _MAPPINGS: tuple[type, ...] = (dict, OrderedDict, defaultdict, Counter)
@@ -31,10 +32,10 @@ class PythonState:
 
     attributes: tuple[tuple[_Table, _Table], ...]  # a module's own table, and what was in it
     contents: tuple[tuple[Any, Any], ...]  # a container, and a copy of it
-    generators: tuple[Any, Any]
+    generators: Generators | None  # None: nothing was drawn, so there is nothing to put back
 
     @classmethod
-    def of(cls, modules: Iterable[nn.Module]) -> PythonState:
+    def of(cls, modules: Iterable[nn.Module], generators: Generators | None) -> PythonState:
         attributes = tuple((vars(module), dict(own_attributes(module))) for module in modules)
         contents: dict[int, tuple[Any, Any]] = {}
         ahead = [value for _, table in attributes for value in table.values()]
@@ -43,7 +44,7 @@ class PythonState:
             if type(value) in _CONTAINERS and id(value) not in contents:
                 contents[id(value)] = value, value.copy()
                 ahead.extend(value.values() if isinstance(value, dict) else value)
-        return cls(attributes, tuple(contents.values()), _generators())
+        return cls(attributes, tuple(contents.values()), generators)
 
     def put_back(self) -> None:
         """Everything as it was. Containers stay the objects that they are."""
@@ -55,7 +56,8 @@ class PythonState:
             container.clear()
             fill = container.extend if type(container) in _LISTS else container.update
             fill(copy)
-        _set_generators(self.generators)
+        if self.generators is not None:
+            _set_generators(self.generators)
 
 
 def own_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -70,12 +72,18 @@ def plain_tensors(module: nn.Module) -> Iterator[tuple[_Table, str, Tensor]]:
             yield vars(module), name, value
 
 
-def _generators() -> tuple[Any, Any]:
+def generators_now() -> Generators:
+    """As values that can be compared. Reading them takes 60 µs, most of it in numpy."""
     numpy = sys.modules.get("numpy")  # whoever draws from it has imported it
-    return random.getstate(), None if numpy is None else numpy.random.get_state()
+    if numpy is None:
+        return random.getstate(), None
+    kind, key, *rest = numpy.random.get_state()
+    return random.getstate(), (kind, key.tobytes(), key.dtype, *rest)
 
 
-def _set_generators(states: tuple[Any, Any]) -> None:
+def _set_generators(states: Generators) -> None:
     random.setstate(states[0])
     if states[1] is not None:
-        sys.modules["numpy"].random.set_state(states[1])
+        numpy = sys.modules["numpy"]
+        kind, key, dtype, *rest = states[1]
+        numpy.random.set_state((kind, numpy.frombuffer(key, dtype), *rest))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from elbowroom.errors import ElbowroomError
-from elbowroom.execute.by_stages.python_state import PythonState, plain_tensors
+from elbowroom.execute.by_stages.python_state import Generators, PythonState, generators_now, plain_tensors
 
 Place: TypeAlias = tuple[dict[str, Any], str, Tensor]  # a module's own table, a name in it, a tensor of that name
 
@@ -46,12 +46,13 @@ class FirstRun:
     python: PythonState
     over: bool = False
     ends: dict[torch.device, int] = field(default_factory=dict)  # where the random streams were afterwards
+    generators: Generators | None = None  # Python's and numpy's, as they are when it is over
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Everything as it was found; afterwards, as if nothing had run."""
         now = {device: _random_state(device) for device in self.random}
-        python_now = PythonState.of(self.modules)
+        python_now = PythonState.of(self.modules, generators_now() if self.python.generators is not None else None)
         try:
             self.python.put_back()
             for device, state in self.random.items():
@@ -81,8 +82,12 @@ class FirstRun:
 
 
 @contextmanager
-def remembering(stage: nn.Module, devices: Iterable[torch.device], habits: Habits) -> Iterator[FirstRun]:
+def remembering(
+    stage: nn.Module, devices: Iterable[torch.device], habits: Habits, generators: Generators | None = None
+) -> Iterator[FirstRun]:
     """Find out what a forward uses up of the random streams and which buffers it changes.
+
+    `generators` are the states of Python's and numpy's, if they are known: those at the end of the stage before.
 
     Batch normalization changes its statistics without a trace in their version, so values are compared too, but only
     the first time that the modules are in these modes: on a GPU it means waiting.
@@ -99,7 +104,7 @@ def remembering(stage: nn.Module, devices: Iterable[torch.device], habits: Habit
             for module in modules
             for table, name, tensor in _kept_by(module)
         ],
-        PythonState.of(modules),
+        PythonState.of(modules, generators or generators_now()),
     )
     for device, state in found.random.items():
         if device.type != "cpu":
@@ -108,6 +113,9 @@ def remembering(stage: nn.Module, devices: Iterable[torch.device], habits: Habit
     found.ends = {device: _mark(_random_state(device)) for device in found.random}
     found.random = {device: state for device, state in found.random.items() if _mark(state) != found.ends[device]}
     found.ends = {device: found.ends[device] for device in found.random}
+    found.generators = generators_now()
+    if found.generators == found.python.generators:
+        found.python = replace(found.python, generators=None)
     modes = tuple(module.training for module in modules)
     if modes not in habits.silent:
         pairs = enumerate(found.buffers)

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from elbowroom.errors import ElbowroomError, InputError
+from elbowroom.execute.by_stages.python_state import Generators
 from elbowroom.execute.by_stages.rerun import Autocast, FirstRun, Habits, remembering
 from elbowroom.execute.by_stages.stage_step import (
     Activation,
@@ -101,9 +102,11 @@ class _Run:
         self.found: dict[int, FirstRun] = {}
         self.versions = {0: versions(source.leaves)}  # of the input; of the parameters of stage 1, 2, …
         self.autocast = Autocast.now()
+        self.generators: Generators | None = None  # after the last stage, if nothing has drawn since
         self.used = False
 
     def execute(self, operations: Iterable[Operation]) -> None:
+        self.generators = None
         for operation in operations:
             if isinstance(operation, Forward):
                 self._forward(operation)
@@ -150,13 +153,16 @@ class _Run:
     def _as_first(self, at: int, source: Activation) -> Iterator[None]:
         """Run a stage's forward for the first time, or else as it ran then."""
         if at not in self.runner.rerun:
+            self.generators = None
             yield
             return
         step = self.steps[at - 1]
         if at not in self.found:
             devices = {leaf.device for leaf in (*source.leaves, *step.parameters) if isinstance(leaf, Tensor)}
-            with remembering(step.stage, devices, self.runner.habits[at - 1]) as self.found[at]:
+            habits = self.runner.habits[at - 1]
+            with remembering(step.stage, devices, habits, self.generators) as self.found[at]:
                 yield
+            self.generators = self.found[at].generators
         else:
             if self.versions[at] != versions(step.parameters):
                 raise ElbowroomError(f"a parameter of stage {at} has changed since its forward, which must run again")
