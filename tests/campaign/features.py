@@ -39,7 +39,8 @@ NUMPY_FUNCTION = """
 class NumpyTanh(torch.autograd.Function):
     @staticmethod
     def forward(ctx, value):
-        result = torch.from_numpy(numpy.tanh(value.detach().float().cpu().numpy())).to(value)
+        # Copied, so that the result is in memory of torch's and not of numpy's, which no allocator reports.
+        result = torch.from_numpy(numpy.tanh(value.detach().float().cpu().numpy())).to(value, copy=True)
         ctx.save_for_backward(result)
         return result
 
