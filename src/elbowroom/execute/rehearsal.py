@@ -67,16 +67,15 @@ def launched(region: Region, number: int, between_bytes: int, late_bytes: int = 
 def launched_within(room: int, region: Region, number: int, between_bytes: int, late_bytes: int = 0) -> Trial:
     """The same where the process may take little more than the room: a program that it cannot run does not fit.
 
-    Nothing is known of its time then. It took at least what was in use when there was no more, and more than the room.
+    Nothing is known of its time then. It took what was in use when there was no more, and more than the room.
     """
-    device = region.traced.device
-    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     try:
         return launched(region, number, between_bytes, late_bytes)
     except torch.OutOfMemoryError:
-        taken = torch.cuda.max_memory_allocated(device) - before
+        highest = torch.cuda.max_memory_allocated(region.traced.device)
     with garbage_collected():  # the failed trial's values are part of its error, which is gone now
         torch.cuda.empty_cache()
+    taken = highest - torch.cuda.memory_allocated(region.traced.device)
     return Trial(max(taken, int(_TOO_MUCH * room)), float("inf"))
 
 

@@ -102,7 +102,7 @@ class _Products(torch.autograd.Function):
 
 
 def give_back_cached() -> None:
-    """Memory that measurements and trials took stays with PyTorch's allocator, for nobody: give it back to the GPU."""
+    """Memory of measurements and trials stays with PyTorch's allocator, for nobody: give it back to the GPU."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         gc.collect()
         torch.cuda.empty_cache()
