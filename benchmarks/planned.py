@@ -124,7 +124,7 @@ def traced(case: Case, *, fused: bool) -> Captured:
     torch._dynamo.reset()
     graphs: list[Captured] = []
     looks = Looks()
-    looks.calls = []  # from now on regions compute outputs only, to look at the model
+    looks.begin(ends=False)  # from now on regions compute outputs only, to look at the model
 
     def unrun(captured: Captured) -> Region:
         """A region that seems to run out of memory when it is looked at: then its outputs are zeros, at once."""

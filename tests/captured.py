@@ -25,7 +25,7 @@ def traced(name: str, *, fused: bool = False) -> tuple[Region, Measured]:
     torch.set_num_threads(1)  # parallel tests would fight
     regions: list[Region] = []
     looks = Looks()
-    looks.calls = []
+    looks.begin(ends=False)
     network = NETWORKS[name]
     model = network.build().train()
     backend = make_backend(lambda captured: Region(captured, looks), regions.append, pytest.fail, fused=fused)

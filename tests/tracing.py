@@ -30,7 +30,7 @@ def looked_at(model: nn.Module, *example: Any, fused: bool = False, beside: bool
         torch._dynamo.reset()
     regions: list[Region] = []
     looks = Looks()
-    looks.calls = []
+    looks.begin(ends=False)
     backend = make_backend(lambda captured: Region(captured, looks), regions.append, pytest.fail, fused=fused)
     compiled = torch.compile(lambda *args: model(*args), backend=backend, dynamic=False)
     outputs = compiled(*example)

@@ -91,8 +91,6 @@ def test_requests_that_make_no_sense():
             elbowroom.fit(Net(), *batch(), **options)
     with pytest.raises(InputError, match="model"):
         fit(lambda x: x, budget="1GiB")
-    with pytest.raises(InputError, match="fitted already"):
-        fit(fit(Net(), *batch(), budget="1GiB"), *batch(), budget="1GiB")
 
 
 @pytest.mark.parametrize(("field", "value"), [("kernels", "triton"), ("kernels", None), ("compilations", 0)])

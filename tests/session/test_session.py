@@ -322,7 +322,7 @@ def test_forwards_in_flight_are_counted_and_said():
     with pytest.warns(UserWarning, match="forwards="):
         second = fitted(*batch(seed=2))
     (first + second).backward()
-    two = tight(Net(), *batch(), forwards=2)
+    two = tight(Net(), *batch(), forwards=2, times="measure")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(2):  # what the first round saved is gone by then
@@ -333,7 +333,7 @@ def test_forwards_in_flight_are_counted_and_said():
 
 
 def test_a_model_that_changes_is_planned_again():
-    """Freezing a layer makes PyTorch trace anew: that step gets a plan at once, the next one a plan of everything."""
+    """Freezing a layer makes PyTorch trace anew, before the step begins."""
 
     def run(model):
         for step in range(4):
@@ -342,7 +342,7 @@ def test_a_model_that_changes_is_planned_again():
                 model.blocks[2].drop.p = 0.5
             model(*batch(seed=step)).backward()
 
-    fitted = both(Net(), run, *batch(), strict=True)
+    fitted = both(Net(), run, *batch(), strict=True, times="measure")
     (region,) = only_entry(fitted).regions
     assert len(region.traced.graph.gradients) == len([p for p in fitted.parameters() if p.requires_grad])
 

@@ -55,12 +55,16 @@ class Looks:
         self.begun = 0
         self._thread = 0
 
-    @contextmanager
-    def looking(self, *, ends: bool) -> Iterator[list[Region]]:
+    def begin(self, *, ends: bool) -> list[Region]:
+        """The present thread looks from now on, until `calls` is None again."""
         calls: list[Region] = []
         self._thread, self.ends, self.calls = get_ident(), ends, calls
+        return calls
+
+    @contextmanager
+    def looking(self, *, ends: bool) -> Iterator[list[Region]]:
         try:
-            yield calls
+            yield self.begin(ends=ends)
         finally:
             self.calls = None
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from elbowroom.session.handle import Handle
+from typing import TYPE_CHECKING
+
 from elbowroom.units import format_bytes
+
+if TYPE_CHECKING:
+    from elbowroom.session.handle import Handle
 
 
 def session_text(session: Handle) -> str:

@@ -43,14 +43,17 @@ def session_of(model: nn.Module) -> Handle:
 class _OfFitted:
     """An attribute of `nn.Module` that is None but for fitted models. An attribute of a model's own goes first.
 
-    It is never missing: PyTorch reads whatever `dir` lists.
+    A model never lacks it, because PyTorch reads whatever `dir` lists. Classes do: PyTorch gives `__deepcopy__` to
+    those that have none.
     """
 
     def __init__(self, found: Callable[[nn.Module], Any]) -> None:
         self._found = found
 
     def __get__(self, model: nn.Module | None, owner: type) -> Any:
-        return None if model is None or not is_fitted(model) else self._found(model)
+        if model is None:
+            raise AttributeError(f"{owner.__name__} is not a fitted model")
+        return self._found(model) if is_fitted(model) else None
 
 
 def _copier(model: nn.Module) -> Callable[[dict[int, Any]], nn.Module]:

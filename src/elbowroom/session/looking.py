@@ -40,13 +40,13 @@ class Sight:
 class NotWhole(Exception):
     """A step was not traced as a whole. `why` is for people.
 
-    `in_parts`: it may be in parts. Otherwise the graph as a whole cannot be planned, or tracing itself failed, maybe
-    because the step fails.
+    `in_parts`: it may be in parts. `failed` is what failed in elbowroom's own reading of the graph, if that did.
+    Otherwise the graph as a whole cannot be planned, or tracing itself failed, maybe because the step fails.
     """
 
-    def __init__(self, why: str, *, in_parts: bool = False) -> None:
+    def __init__(self, why: str, *, in_parts: bool = False, failed: Exception | None = None) -> None:
         super().__init__(why)
-        self.why, self.in_parts = why, in_parts
+        self.why, self.in_parts, self.failed = why, in_parts, failed
 
 
 class _Refused(Exception):
@@ -154,9 +154,11 @@ class Looker:
         if isinstance(failure, Unsupported):
             return NotWhole(_where(failure), in_parts=True)
         self.forget()
+        if isinstance(failure, BackendCompilerFailed) and isinstance(cause, Exception):
+            return NotWhole(f"reading its graph failed ({_shown(cause)})", failed=cause)
         if isinstance(failure, TorchDynamoException):
-            return NotWhole(f"tracing it failed ({type(failure).__name__}: {first_line(failure)})")
-        return NotWhole(f"tracing it raised {type(failure).__name__}: {first_line(failure)}")
+            return NotWhole(f"tracing it failed ({_shown(failure)})")
+        return NotWhole(f"tracing it raised {_shown(failure)}")
 
     # --- in parts ---
 
@@ -208,6 +210,10 @@ def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     )
     own.__kwdefaults__ = function.__kwdefaults__
     return own
+
+
+def _shown(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {first_line(failure)}"
 
 
 def _where(failure: Unsupported) -> str:

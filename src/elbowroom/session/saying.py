@@ -34,13 +34,13 @@ def say_unplanned(model: nn.Module, options: Options, why: str, said: set[str]) 
         warnings.warn(message, stacklevel=5)
 
 
-def over_budget(model: nn.Module, budget: int, taken: int, unplanned: str) -> str:
+def over_budget(model: nn.Module, budget: int, start: int, taken: int, unplanned: str) -> str:
     """The sentence for a step that took more than its budget."""
-    cause = f" ({unplanned})" if unplanned else ""
+    cause = unplanned or "something that is not planned took it, such as a loss outside, or was there before"
     return (
         f"elbowroom: a step of {type(model).__name__} took {format_bytes(taken)}, {format_bytes(taken - budget)} "
-        f"more than its budget of {format_bytes(budget)}: something that is not planned took it{cause}, such as a "
-        "loss outside. From the next step on as much is left free for it"
+        f"more than its budget of {format_bytes(budget)}: {cause}. When it began, {format_bytes(start)} were in use. "
+        "From the next step on as much is left free"
     )
 
 

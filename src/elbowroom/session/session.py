@@ -116,7 +116,7 @@ class Session(Handle):
             self._watch.begin(entry, entry.plan, entry.graphs[0].device, self.options.optimizer)
 
     def _run_not_whole(self, refusal: NotWhole, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if refusal.in_parts or self.options.strict:
+        if refusal.in_parts or self.options.strict or (refusal.failed is not None and self.options.fuses):
             return self._run_apart(self._prepare_apart(refusal, args, kwargs), args, kwargs)
         outputs = self.step(*args, **kwargs)  # if it is the step that fails, it does so here, as without a plan
         self._remember(Entry(call_key(self.model, args, kwargs), unplanned=refusal.why))
@@ -158,14 +158,15 @@ class Session(Handle):
 
     # --- watching ---
 
-    def _look_at_peak(self, entry: Entry, taken_bytes: int) -> None:
+    def _look_at_peak(self, entry: Entry, start_bytes: int, taken_bytes: int) -> None:
         """A watched step has ended, having taken so much."""
         entry.unwatched -= 1
         excess = taken_bytes - self.options.budget_bytes
         if excess <= 0:
             return
         entry.excess_bytes = excess if self.options.plan is None else 0
-        self._say_over_budget(over_budget(self.model, self.options.budget_bytes, taken_bytes, entry.unplanned))
+        message = over_budget(self.model, self.options.budget_bytes, start_bytes, taken_bytes, entry.unplanned)
+        self._say_over_budget(message)
 
     def _leave_room(self, entry: Entry) -> None:
         """Plan a step again that took more than its budget; if that does not fit, the plan stays and it is said."""
@@ -231,10 +232,18 @@ class Session(Handle):
 
     def _prepare_apart(self, refusal: NotWhole, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
         """The entry of a step that was not traced as a whole."""
+        key = call_key(self.model, args, kwargs)
         if refusal.in_parts:
             return self._plan_parts(args, kwargs)
         self._raise_own_error(args, kwargs)
-        return self._remember(Entry(call_key(self.model, args, kwargs), unplanned=refusal.why))
+        if refusal.failed is not None and self.options.fuses:
+
+            def fail() -> Entry:
+                assert refusal.failed is not None
+                raise refusal.failed
+
+            return self._plan_new(key, fail, args, kwargs)
+        return self._remember(Entry(key, unplanned=refusal.why))
 
     def _plan_parts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
         key = call_key(self.model, args, kwargs)

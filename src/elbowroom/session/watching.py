@@ -24,10 +24,10 @@ WATCHED_STEPS = 3  # of each plan: the second may begin with gradients or an opt
 class Watch:
     """Measures one step at a time, from its first forward to the end of its backward.
 
-    `on_end` is called there, with the bytes that were in use at the most.
+    `on_end` is called there, with the bytes that were in use when it began and at the most.
     """
 
-    def __init__(self, model: nn.Module, on_end: Callable[[Any, int], None]) -> None:
+    def __init__(self, model: nn.Module, on_end: Callable[[Any, int, int], None]) -> None:
         self._model = model
         self._on_end = on_end
         self._peak: StepPeak | None = None
@@ -59,7 +59,7 @@ class Watch:
             taken = peak.stop() if peak is not None else None
             self.give_up()
             if taken is not None:
-                self._on_end(of, self._base_bytes + taken)
+                self._on_end(of, self._base_bytes, self._base_bytes + taken)
 
     def give_up(self) -> None:
         if self._peak is not None:
