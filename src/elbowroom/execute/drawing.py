@@ -122,7 +122,11 @@ def draws_from(device: torch.device, *, private: bool) -> PrivateDraws | SharedD
         shared = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
     else:
         shared = torch.default_generator
-    return PrivateDraws(shared) if private else SharedDraws(shared)
+    if not private:
+        return SharedDraws(shared)
+    draws = PrivateDraws(shared)
+    draws._generator()  # it takes memory, which should not be that of the first step
+    return draws
 
 
 def _bytes(state: torch.Tensor) -> bytes:

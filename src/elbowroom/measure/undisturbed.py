@@ -25,9 +25,10 @@ from torch import nn
 from elbowroom.measure.random_state import random_state_kept
 
 _MOST_OBJECTS = 100_000  # a model that refers to more of them refers to data, not to its state
+_NOT_STATE = ("torch", "elbowroom", "threading", "logging", "io", "_io", "socket", "multiprocessing")
 _FIXED = (
     *(str, bytes, int, float, complex, bool, type(None), type, range, slice),
-    *(types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, types.FrameType),
+    *(types.ModuleType, types.BuiltinFunctionType, types.CodeType, types.FrameType),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, logging.Logger),
 )
 
@@ -100,7 +101,11 @@ def _memory_of(thing: Any) -> tuple[Callable[[], None] | None, list[Any]]:
         content = bytes(thing)
         return lambda: thing.__setitem__(slice(None), content), []
     if isinstance(thing, types.MethodType):
-        return None, [thing.__self__]
+        return None, [thing.__self__, thing.__func__]
+    if isinstance(thing, types.FunctionType):
+        return None, _held_by(thing)
+    if isinstance(thing, partial):
+        return None, [thing.func, thing.args, thing.keywords]
     if isinstance(thing, random.Random):
         state = thing.getstate()
         return lambda: thing.setstate(state), []
@@ -108,6 +113,14 @@ def _memory_of(thing: Any) -> tuple[Callable[[], None] | None, list[Any]]:
         bits = thing.get_state()
         return partial(_set_generator, thing, bits), []
     return _object_memory(thing)
+
+
+def _held_by(function: types.FunctionType) -> list[Any]:
+    """What a function of the user's has besides its arguments: a hook may keep a list so."""
+    if (function.__module__ or "").partition(".")[0] in _NOT_STATE:
+        return []
+    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+    return [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
 
 
 def _refill(thing: Any, items: list[Any]) -> None:
@@ -177,8 +190,7 @@ def _is_state(thing: Any) -> bool:
     """Whether an object may be a part of a model's state, rather than of Python, PyTorch or elbowroom."""
     if isinstance(thing, nn.Module):
         return True
-    package = type(thing).__module__.partition(".")[0]
-    return package not in ("torch", "elbowroom", "threading", "logging", "io", "socket", "multiprocessing")
+    return type(thing).__module__.partition(".")[0] not in _NOT_STATE
 
 
 def _numpy_memory(thing: Any) -> Callable[[], None] | None:

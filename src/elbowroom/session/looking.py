@@ -27,6 +27,7 @@ from elbowroom.execute.region import Looks, Region, Stopped
 from elbowroom.measure.undisturbed import undisturbed
 
 _NUMBERS = count(1)
+_MOST_LOOKS = 4  # at a step in parts: after two that differ, what differs is an input
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Looker:
         self._fused = fused
         self._graph_limit = graph_limit
         self._refusals: list[str] = []
+        self._traced_parts = 0
         self.forget()
 
     def forget(self) -> None:
@@ -168,17 +170,28 @@ class Looker:
             return self._parts(*args, **kwargs)
 
     def look_at_parts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sight:
-        """What one call runs, and what it leaves out. What the call changes is put back."""
-        self._refusals[:] = []
-        with self.part_looks.looking(ends=False) as calls, undisturbed(self.model, self._step, args, dict(kwargs)):
-            with torch.enable_grad():
-                outputs = self.run_parts(args, kwargs)
-            left_out = unplanned_nodes(self.model, outputs)
-            del outputs
+        """What one call runs, and what it leaves out. What the call changes is put back.
+
+        The step runs until nothing new is traced: numbers that change from step to step, as counters and random ones
+        do, are known as such only once they have changed.
+        """
+        with undisturbed(self.model, self._step, args, dict(kwargs)), torch.enable_grad():
+            for _ in range(_MOST_LOOKS):
+                self._refusals[:] = []
+                self._traced_parts = 0
+                with self.part_looks.looking(ends=False) as calls:
+                    outputs = self.run_parts(args, kwargs)
+                left_out = unplanned_nodes(self.model, outputs)
+                del outputs
+                if not self._traced_parts:
+                    break
         return Sight(tuple(calls), self._said_of(tuple(calls), left_out))
 
     def _part_captured(self, region: Region) -> None:
-        if not self.part_looks.now:
+        self._traced_parts += 1
+        if self.part_looks.now:
+            region.at_first = self._on_capture  # it may come again in a step that is planned without it
+        else:
             self._on_capture(region)
 
     def _said_of(self, regions: tuple[Region, ...], left_out: str) -> str:

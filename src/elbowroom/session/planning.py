@@ -46,9 +46,14 @@ def plannable(
 
 
 def surroundings(graph: Measured, loss_inside: bool, late: Mapping[int, nn.Parameter]) -> Surroundings:
-    """What to reserve around a graph. A loss outside gets room for one more copy of outputs and gradients."""
+    """What to reserve around a graph.
+
+    A loss outside gets room for two more copies of the outputs and one of their gradients: `square().mean()`, and
+    cross entropy of logits that are cast, take as much at once.
+    """
     step, device = graph.captured.graph, graph.captured.device
-    outputs = step.bytes_of({s for op in (*step.results, *step.arriving) for s in step.storages(op)})
+    outputs = 2 * step.bytes_of({s for op in step.results for s in step.storages(op)})
+    outputs += step.bytes_of({s for op in step.arriving for s in step.storages(op)})
     return Surroundings(
         outside_bytes=0 if loss_inside else outputs,
         keeps_arriving=TORCH < (2, 13),  # since then autograd lets go of the gradients it hands to a function

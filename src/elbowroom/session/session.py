@@ -21,7 +21,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.utils.hooks import RemovableHandle
 
 from elbowroom.capture.unplanned import hooked_modules
-from elbowroom.errors import BudgetTooSmall, first_line
+from elbowroom.errors import BudgetTooSmall, ElbowroomError, first_line
 from elbowroom.execute.region import Region, Stopped
 from elbowroom.measure.random_state import random_state_kept
 from elbowroom.measure.resident import device_bytes, give_back_cached
@@ -117,7 +117,13 @@ class Session(Handle):
 
     def _run_not_whole(self, refusal: NotWhole, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if refusal.in_parts or self.options.strict or (refusal.failed is not None and self.options.fuses):
-            return self._run_apart(self._prepare_apart(refusal, args, kwargs), args, kwargs)
+            try:
+                entry = self._prepare_apart(refusal, args, kwargs)
+            except (ElbowroomError, torch.OutOfMemoryError):
+                raise
+            except Exception:  # the step fails: it does so once more, and what it does before that stays done
+                return self.step(*args, **kwargs)
+            return self._run_apart(entry, args, kwargs)
         outputs = self.step(*args, **kwargs)  # if it is the step that fails, it does so here, as without a plan
         self._remember(Entry(call_key(self.model, args, kwargs), unplanned=refusal.why))
         return outputs
@@ -325,7 +331,7 @@ class Session(Handle):
 
     def _plan_midway(self, region: Region) -> None:
         """A graph is traced in the middle of a step in parts: something else than the shape has changed."""
-        self._planner.plan_midway(region)
+        self._planner.plan_midway(region, self._running)
         self._traced_midway.append(region)
 
     # --- planning again ---

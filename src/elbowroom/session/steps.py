@@ -85,15 +85,19 @@ class StepPlanner:
         self._install(entry, self._found(entry, resident), resident, shown_call(args, kwargs))
         return entry
 
-    def plan_midway(self, region: Region) -> None:
+    def plan_midway(self, region: Region, running: Entry | None) -> None:
         """A graph is traced in the middle of a step in parts: something else than the shape has changed.
 
-        It gets a plan of its own, at once, for one step.
+        It gets a plan of its own, at once, for one step, within what those that wait for their backward leave.
         """
+        resident = self._resident([region], ())
+        if running is not None and running.plan is not None:
+            pairs = zip(running.regions, running.plan.regions, strict=True)
+            resident["waiting"] = sum(plan.saved_bytes for each, plan in pairs if each.tickets.waiting)
         plan_one(
             region,
             budget=self.options.budget_bytes,
-            resident=self._resident([region], ()),
+            resident=resident,
             estimate=self.options.estimate,
             loss_inside=self.options.loss is not None,
         )
