@@ -18,6 +18,7 @@ from elbowroom.capture.traced_values import tensors_of
 from elbowroom.step.graph import Kind, Operator, StepGraph
 
 aten = torch.ops.aten
+DATA_DEPENDENT = "it has shapes that depend on data"  # a reason why a graph cannot be planned
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def why_not(graph_module: fx.GraphModule) -> str | None:
             if leaf.layout is not torch.strided:
                 return f"it has sparse tensors ({node.target})"
             if any(isinstance(size, torch.SymInt) for size in (*leaf.shape, *leaf.stride(), leaf.storage_offset())):
-                return "it has shapes that depend on data"
+                return DATA_DEPENDENT
     return None
 
 

@@ -21,6 +21,7 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException, Unsupported
 
 from elbowroom.capture.backend import capture_settings, make_backend
+from elbowroom.capture.joint_graph import DATA_DEPENDENT
 from elbowroom.capture.unplanned import unplanned_nodes
 from elbowroom.errors import ElbowroomError, first_line
 from elbowroom.execute.region import Looks, Region, Stopped
@@ -150,7 +151,8 @@ class Looker:
         if isinstance(cause, ElbowroomError):
             raise cause from None
         if isinstance(cause, _Refused):
-            return NotWhole(str(cause))
+            # In parts, numbers are read out of tensors between graphs, and the shapes that they make are known.
+            return NotWhole(str(cause), in_parts=str(cause) == DATA_DEPENDENT)
         if isinstance(failure, FailOnRecompileLimitHit):
             return NotWhole(f"it was traced {self._graph_limit} times, and something in it still changes every time")
         if isinstance(failure, Unsupported):

@@ -1,0 +1,228 @@
+"""Python inside a forward runs as often as in plain training: once per step, never in `fit`; so do its hooks."""
+
+from __future__ import annotations
+
+import copy
+import random
+import warnings
+from collections import deque
+
+import numpy
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import elbowroom  # noqa: E402
+from elbowroom.errors import BudgetTooSmall  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Linear(32, 4)
+        self.steps, self.temperature = 0, 1.0
+        self.seen: deque = deque(maxlen=3)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x, scale=1.0):
+        h = torch.tanh(self.norm(self.first(self.before(x)))) * scale
+        return self.last(self.after(h)).square().mean() / self.temperature
+
+    def before(self, x):
+        return x
+
+    def after(self, h):
+        return h
+
+
+class Counts(Base):
+    def before(self, x):
+        self.steps += 1
+        return x
+
+
+class CountsAndUses(Base):
+    def before(self, x):
+        self.steps += 1
+        return x * (1 + 1 / self.steps)
+
+
+class Prints(Base):
+    def before(self, x):
+        print("a step")
+        return x
+
+
+class DrawsFromPython(Base):
+    def after(self, h):
+        return h * random.random()
+
+
+class DrawsFromNumpy(Base):
+    def after(self, h):
+        return h * float(numpy.random.rand())
+
+
+class AssignsABuffer(Base):
+    def after(self, h):
+        self.count = self.count + 1
+        return h
+
+
+class ReadsANumber(Base):
+    def after(self, h):
+        self.last_mean = h.mean().item()
+        return h
+
+
+class UsesANumber(Base):
+    def after(self, h):
+        return h * h.detach().mean().item()
+
+
+class Remembers(Base):
+    def after(self, h):
+        self.seen.append(h.detach().mean().item())
+        return h
+
+
+class Queue(Base):
+    """As in MoCo: a queue of keys, and where its next place is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(32, 24))
+        self.register_buffer("pointer", torch.zeros(1, dtype=torch.long))
+
+    def after(self, h):
+        place = int(self.pointer)
+        self.queue[:, place : place + len(h)] = h.detach().T
+        self.pointer[0] = (place + len(h)) % self.queue.shape[1]
+        return h + (h @ self.queue.clone()) @ self.queue.clone().T
+
+
+KINDS = (
+    *(Counts, CountsAndUses, Prints, DrawsFromPython, DrawsFromNumpy),
+    *(AssignsABuffer, ReadsANumber, UsesANumber, Remembers, Queue),
+)
+
+
+def attributes(model):
+    return {name: value for name, value in vars(model).items() if isinstance(value, int | float | list | deque | str)}
+
+
+def seeds():
+    torch.manual_seed(1)
+    random.seed(1)
+    numpy.random.seed(1)
+
+
+def drawn():
+    return torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()
+
+
+def fitted_tightly(model, x):
+    """Within the least budget that there is."""
+    try:
+        return elbowroom.fit(model, x, budget=1024)
+    except BudgetTooSmall as refusal:
+        return elbowroom.fit(model, x, budget=refusal.least_budget)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fit_leaves_everything_as_it_was(kind, capsys):
+    torch.manual_seed(0)
+    model, x = kind(), torch.randn(8, 16)
+    state, known = copy.deepcopy(model.state_dict()), copy.deepcopy(attributes(model))
+    seeds()
+    before = drawn()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fitted_tightly(model, x)
+    assert drawn() == before
+    assert attributes(model) == known
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_side_effects_happen_once_per_step(kind, capsys):
+    torch.manual_seed(0)
+    plain, x = kind(), torch.randn(8, 16)
+    ours = copy.deepcopy(plain)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fitted_tightly(ours, x)
+        results = [run(each, x, capsys) for each in (plain, ours)]
+    assert results[0] == results[1]
+    theirs, mine = (each.state_dict(keep_vars=True) for each in (plain, ours))
+    for (name, p), q in zip(theirs.items(), mine.values(), strict=True):
+        assert torch.equal(p, q), name
+        assert (p.grad is None) == (q.grad is None)
+        assert p.grad is None or torch.equal(p.grad, q.grad), name
+
+
+def run(model, x, capsys):
+    seeds()
+    losses = []
+    for _ in range(5):
+        model.zero_grad()
+        loss = model(x)
+        loss.backward()
+        losses.append(loss.item())
+    return losses, attributes(model), drawn(), capsys.readouterr().out
+
+
+@pytest.mark.parametrize("changes", ["counter", "temperature", "argument"])
+def test_numbers_that_change_are_planned_but_twice(changes, monkeypatch):
+    model, x = Counts() if changes == "counter" else Base(), torch.randn(8, 16)
+    fitted = elbowroom.fit(model, x, 1.0, budget="1GiB", strict=True)
+    planned = []
+    plan = type(fitted.elbowroom)._plan_new
+    monkeypatch.setattr(
+        type(fitted.elbowroom), "_plan_new", lambda self, *rest: planned.append(rest) or plan(self, *rest)
+    )
+    for step in range(12):
+        if changes == "temperature":
+            fitted.temperature = 1.0 + step / 10
+        fitted(x, 1.0 + step / 7 if changes == "argument" else 1.0).backward()
+    assert len(planned) <= 2
+    assert len(fitted.elbowroom.entries) == 1
+
+
+def hook_forward(model, seen):
+    return model.first.register_forward_hook(lambda module, args, out: seen.append("forward") or out * 0.5)
+
+
+def hook_pre(model, seen):
+    return model.last.register_forward_pre_hook(lambda module, args: seen.append("pre") or (args[0] * 2,))
+
+
+def hook_backward(model, seen):
+    return model.first.register_full_backward_hook(lambda *_: seen.append("backward"))
+
+
+@pytest.mark.parametrize("hook", [hook_forward, hook_pre, hook_backward])
+def test_hooks_registered_after_fit_run(hook):
+    torch.manual_seed(0)
+    plain, x = Base(), torch.randn(8, 16)
+    ours = copy.deepcopy(plain)
+    elbowroom.fit(ours, x, budget="1GiB")
+    seen = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a backward hook cannot be planned, which is said
+        for each in (plain, ours):
+            each(x).backward()
+            calls = seen[each] = []
+            handle = hook(each, calls)
+            each(x).backward()
+            handle.remove()
+            each(x).backward()
+    assert seen[plain] == seen[ours]
+    assert seen[ours]
+    for p, q in zip(plain.parameters(), ours.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
