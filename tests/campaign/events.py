@@ -101,7 +101,8 @@ def accumulation(pair: Pair) -> None:
     pair.situation.gradients = "kept"
     pair.may_refuse = True
     for _ in range(3):
-        pair.step(updates=False)
+        if not pair.ended:
+            pair.step(updates=False)
     pair.situation.gradients = "none"
     pair.clear_gradients()
 

@@ -181,7 +181,7 @@ class Pair:
         if isinstance(planned.failure, elbowroom.BudgetTooSmall) and plain.failure is None:
             self._refused(planned.failure, earlier)
             return plain, planned
-        if self.trial.strict and isinstance(planned.failure, elbowroom.Unplanned):
+        if self.trial.strict and isinstance(planned.failure, elbowroom.Unplanned | elbowroom.OverBudget):
             self.ended = True
             return plain, planned
         if type(plain.failure) is not type(planned.failure):

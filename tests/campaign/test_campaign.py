@@ -32,7 +32,7 @@ from campaign.working import Result, Worker  # noqa: E402
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 # Chosen because they hold at present and take about a second each. The others are `make campaign`'s.
-SEEDS = (27, 49, 59, 83, 87, 102, 106, 115, 124, 140, 180, 201, 202, 212, 216, 217, 219, 235)
+SEEDS = (27, 49, 59, 83, 87, 102, 106, 124, 140, 180, 201, 202, 212, 216, 217, 219, 235)
 
 
 @pytest.fixture(scope="module")
