@@ -55,7 +55,7 @@ class Bystander:
         model = Dropping().to(device)
         self.plain = copy.deepcopy(model)
         with warnings.catch_warnings():
-            warnings.simplefilter("error")
+            warnings.filterwarnings("error", message="elbowroom")
             self.fitted = elbowroom.fit(model, self.x, budget="1GiB", kernels=kernels)
             try:
                 self.fitted.elbowroom.set_budget(1)

@@ -39,7 +39,8 @@ def fitted(request):
     torch.manual_seed(0)
     model, batch = request.param()
     with autocast():
-        model = elbowroom.fit(model, *batch, budget="1TiB", strict=True, kernels="inductor", loss=lambda loss: loss)
+        # Not strict: what other tests have left in the process may come and go, and counts against the budget.
+        model = elbowroom.fit(model, *batch, budget="1TiB", kernels="inductor", loss=lambda loss: loss)
     return model, batch
 
 
