@@ -27,6 +27,7 @@ from elbowroom.progress import progress_bar
 from elbowroom.schedule import Forward, Schedule
 from elbowroom.session.calls import call_key, shown_call
 from elbowroom.session.handle import Handle
+from elbowroom.session.inputs import check_optimizer, checked_loss
 from elbowroom.session.options import Options
 from elbowroom.session.saying import budget_too_small, too_many_shapes
 from elbowroom.solve import Result, solve
@@ -86,7 +87,7 @@ class StageSession(Handle):
         output = runner(_one(inputs))
         if self._loss is None:
             return output
-        return self._loss(output, *target)
+        return checked_loss(self._loss(output, *target))
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StageEntry:
         """The entry of this shape of input, measured and planned now if it is new."""
@@ -138,6 +139,7 @@ class StageSession(Handle):
 
     def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Count the state of an optimizer that was made after `fit`; if that does not fit, nothing changes."""
+        check_optimizer(self.model, optimizer)
         self._replan(replace(self.options, optimizer=optimizer))
 
     def _replan(self, options: Options) -> None:

@@ -220,7 +220,7 @@ class StepPlanner:
 def _notes(entry: Entry, planned: list[Planned]) -> tuple[str, ...]:
     notes: tuple[str, ...] = ()
     if entry.late:
-        notes += ("A step begins without gradients: until the backward makes them, others use their memory.",)
+        notes += ("A step begins without gradients: until the backward makes them, activations use their memory.",)
     if any(plan.measured_peak_bytes is not None for plan in planned):
         fused = entry.graphs[0].measured.is_fused
         notes += (f"{'Inductor' if fused else 'PyTorch'}'s kernels: the peak is measured, times are estimates.",)
