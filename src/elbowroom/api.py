@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
-from elbowroom.capture.unplanned import hooked_modules
+from elbowroom.capture.unplanned import backward_hook_in
 from elbowroom.errors import ElbowroomError, InputError
 from elbowroom.execute.by_stages.measuring import stages_of
 from elbowroom.execute.verification import verify_step
@@ -94,10 +94,8 @@ def _why_by_stages(model: nn.Module, options: Options) -> str:
     """Why a model goes stage by stage; empty if it is to be traced."""
     if options.stages is not None:
         return "stages were given"
-    hooked = hooked_modules(model)
-    if hooked and len(stages_of(model)) > 1:
-        return f"module {hooked[0]!r} has a backward hook, which tracing does not see"
-    return ""
+    hook = backward_hook_in(model)
+    return hook if hook and len(stages_of(model)) > 1 else ""
 
 
 def _step(

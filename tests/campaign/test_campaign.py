@@ -131,30 +131,22 @@ def test_a_budget_that_is_ignored_is_found(monkeypatch):
     assert kinds_found(monkeypatch, plain_fit, replace(CASE, share=0.5)) == ["over budget in silence"]
 
 
+def warning_fit(model, *example, **wishes):
+    """Plans nothing, and says so at every call."""
+
+    def say(*_):
+        warnings.warn("elbowroom: Model is not planned, so its budget of 1 KiB is not kept: planted", stacklevel=2)
+
+    model.register_forward_hook(say)
+    return plain_fit(model)
+
+
 def test_a_budget_that_is_not_kept_but_said_so_is_no_fault(monkeypatch):
-    def fit(model, *example, **wishes):
-        def say(*_):
-            warnings.warn(
-                "elbowroom: Model is not planned, so its budget of 1 KiB is not kept: planted", stacklevel=2
-            )
-
-        model.register_forward_hook(say)
-        return plain_fit(model)
-
-    assert kinds_found(monkeypatch, fit, replace(CASE, share=0.5)) == []
+    assert kinds_found(monkeypatch, warning_fit, replace(CASE, share=0.5)) == []
 
 
 def test_a_warning_is_not_enough_where_it_is_strict(monkeypatch):
-    def fit(model, *example, **wishes):
-        def say(*_):
-            warnings.warn(
-                "elbowroom: Model is not planned, so its budget of 1 KiB is not kept: planted", stacklevel=2
-            )
-
-        model.register_forward_hook(say)
-        return plain_fit(model)
-
-    assert kinds_found(monkeypatch, fit, replace(CASE, share=0.5, strict=True)) == ["over budget in silence"]
+    assert kinds_found(monkeypatch, warning_fit, replace(CASE, share=0.5, strict=True)) == ["over budget in silence"]
 
 
 def scaled_gradient(model):

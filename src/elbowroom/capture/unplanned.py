@@ -18,6 +18,12 @@ def hooked_modules(model: nn.Module) -> list[str]:
     ]
 
 
+def backward_hook_in(model: nn.Module) -> str:
+    """Which module has a backward hook, in words; empty if none has."""
+    hooked = hooked_modules(model)
+    return f"module {hooked[0]!r} has a backward hook, which tracing does not see" if hooked else ""
+
+
 def unplanned_nodes(model: nn.Module, outputs: Any) -> str:
     """What eager autograd nodes behind the outputs keep, and of which modules; empty if they keep nothing."""
     waiting = [leaf.grad_fn for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]

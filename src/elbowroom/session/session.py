@@ -20,7 +20,7 @@ from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 from torch.utils.hooks import RemovableHandle
 
-from elbowroom.capture.unplanned import hooked_modules
+from elbowroom.capture.unplanned import backward_hook_in
 from elbowroom.errors import BudgetTooSmall, ElbowroomError, first_line
 from elbowroom.execute.region import Region, Stopped
 from elbowroom.measure.random_state import random_state_kept
@@ -158,8 +158,7 @@ class Session(Handle):
         """
         if self._hooked or RemovableHandle.next_id != self._hooks_seen:
             self._hooks_seen = RemovableHandle.next_id
-            hooked = hooked_modules(self.model)
-            self._hooked = f"module {hooked[0]!r} has a backward hook, which tracing does not see" if hooked else ""
+            self._hooked = backward_hook_in(self.model)
         return f"{self._hooked}; remove it, or pass stages=[…]" if self._hooked else ""
 
     # --- watching ---

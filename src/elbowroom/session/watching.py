@@ -18,6 +18,7 @@ from elbowroom.measure.resident import rounded
 from elbowroom.measure.step_peak import StepPeak
 from elbowroom.plan.plan import Plan
 
+OUTSIDE = "outside the plan"  # among what is resident: what was seen to be taken besides, and is left free
 WATCHED_STEPS = 3  # of each plan: the second may begin with gradients or an optimizer's state that the first made
 
 
@@ -117,9 +118,6 @@ def _base_bytes(model: nn.Module, plan: Plan, device: torch.device, optimizer: A
     missing = [p for p in model.parameters() if p.requires_grad and p.grad is None and p.device.type == device.type]
     gradients = sum(rounded(p.numel() * p.element_size(), device) for p in missing)
     return max(0, _known_bytes(plan.resident) - gradients)
-
-
-OUTSIDE = "outside the plan"  # what was seen to be taken besides, and is left free for it
 
 
 def _known_bytes(resident: Mapping[str, int]) -> int:
