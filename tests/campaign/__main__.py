@@ -92,6 +92,7 @@ class Campaign:
         self.rounded += result.rounded
         if result.failures:
             self.failed.append((case, result))
+            print(f"\rseed {case.seed}: {result}" if self.shows else f"seed {case.seed}: {result}", flush=True)
         rate = (time.perf_counter() - self.began) / self.done
         line = f"{self.done} of {len(self.cases)}, {len(self.failed)} failed, {rate:.2f} s a case"
         if self.shows:

@@ -26,7 +26,7 @@ class Case:
     strict: bool = False
     kernels: str = "torch"
     device: str = "cpu"
-    meters: tuple[bool, ...] = (False, True)
+    checks: int = 2
     tolerated: tuple[str, ...] = ()
 
     @property
@@ -44,7 +44,7 @@ class Case:
             strict=self.strict,
             kernels=self.kernels,
             device=self.device,
-            meters=self.meters,
+            checks=self.checks,
             takes_scale=recipe.takes_scale,
             replaceable=recipe.replaceable,
             draws=recipe.draws,
@@ -65,7 +65,7 @@ def random_case(seed: int, kernels: str = "torch", device: str = "cpu", tolerate
         strict=chance.random() < 0.2,
         kernels=kernels,
         device=device,
-        meters=chance.choice([(False, True), (True, False, True)]),
+        checks=chance.choice([2, 3]),
         tolerated=tolerated,
     )
 

@@ -92,16 +92,16 @@ def replaced_layer(pair: Pair) -> None:
         wide = nn.Sequential(nn.Linear(width, 3 * width), nn.ReLU(), nn.Linear(3 * width, last))
         parent, _, name = path.rpartition(".")
         setattr(side.model.get_submodule(parent), name, wide.to(pair.trial.device, pair.situation.dtype))
-    pair.new_optimizers()
     pair.new_plan()
+    pair.new_optimizers()
 
 
 def another_dtype(pair: Pair) -> None:
     pair.situation.dtype = torch.float32 if pair.situation.dtype is torch.float64 else torch.float64
     for side in pair.sides:
         side.model.to(pair.situation.dtype)
-    pair.new_optimizers()
     pair.new_plan()
+    pair.new_optimizers()
 
 
 def frozen(pair: Pair) -> None:
@@ -131,7 +131,7 @@ def assigned_state(pair: Pair) -> None:
         state = {name: value.detach().clone() for name, value in side.model.state_dict().items()}
         side.model.load_state_dict(state, assign=True)
     pair.new_optimizers()
-    pair.new_plan()
+    pair.may_refuse = True
 
 
 def autocast(pair: Pair) -> None:
@@ -151,8 +151,8 @@ def deepcopy(pair: Pair) -> None:
     """A copy of each goes on."""
     for side in pair.sides:
         side.model = copy.deepcopy(side.model)
-    pair.new_optimizers()
     pair.new_plan()
+    pair.new_optimizers()
     gc.collect()
 
 

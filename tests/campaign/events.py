@@ -229,10 +229,10 @@ def _step_in_company(pair: Pair) -> None:
     """Values are compared where nothing is drawn; where numbers are drawn, both threads take from one stream."""
     chance = Generators.now()
     if pair.trial.draws:
-        pair.step(compare=False, updates=False)
+        pair.step(compare=False, updates=False, metered=False)
     else:
         before = len(pair.failures)
-        pair.step(updates=False)
+        pair.step(updates=False, metered=False)
         mine = [each for each in pair.failures[before:] if "torch's" not in each.text]
         pair.failures[before:] = mine
     pair.take_over()

@@ -84,7 +84,7 @@ def test_on_a_gpu_convolutions_choose_their_layout_where_inductor_would_not(monk
     """Measured channels last a convolution takes `time` seconds, else one."""
     captured = measured(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)), torch.randn(2, 3, 8, 8))
 
-    def costs_of(nodes, device, estimate, report):
+    def costs_of(nodes, device, given, estimate, report):
         return {key: (time if key.endswith(CHANNELS_LAST) else 1.0, 0, ()) for key in nodes}
 
     monkeypatch.setattr(fused_operators, "costs_of", costs_of)
@@ -135,13 +135,15 @@ class Clock:
 def test_on_a_gpu_a_kernel_is_timed_without_the_host_where_that_does_not_count(monkeypatch, suffix, expected):
     clock = Clock()
     monkeypatch.setattr(plain_operators, "clock", clock)
-    monkeypatch.setattr(plain_operators, "_made_up_call", lambda node, **_: lambda: clock.launch(clock.kernel_s))
+    monkeypatch.setattr(
+        plain_operators, "_made_up_call", lambda node, given, **_: lambda: clock.launch(clock.kernel_s)
+    )
     monkeypatch.setattr(plain_operators, "_output_bytes", lambda *_: ())
     on_gpu = {"Event": clock.event, "_sleep": clock.sleep, "synchronize": clock.synchronize}
     memory = {"reset_peak_memory_stats": 0, "max_memory_allocated": 7, "memory_allocated": 3}
     for name, stand_in in {**on_gpu, **{name: lambda *_, size=size: size for name, size in memory.items()}}.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    costs = plain_operators._measure_cuda({f"mm{suffix}": None}, torch.device("cuda"), lambda part: None)
+    costs = plain_operators._measure_cuda({f"mm{suffix}": None}, torch.device("cuda"), {}, lambda part: None)
     ((seconds, workspace, _),) = costs.values()
     assert seconds == pytest.approx(expected, rel=0.01)
     assert workspace == 4

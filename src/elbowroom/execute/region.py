@@ -15,6 +15,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 
 from elbowroom.capture.joint_graph import Captured, made_real
 from elbowroom.errors import ElbowroomError
@@ -237,6 +238,12 @@ class Region:
         if self.looks.ends:
             raise Stopped(self)
         return self._outputs_only(arguments)
+
+    @property
+    def given(self) -> dict[fx.Node, torch.Tensor]:
+        """The inputs that it was last looked at with, as far as they are still there."""
+        inputs = zip(self.traced.graph.inputs, (example() for example in self.example), strict=False)
+        return {self.traced.nodes[i]: tensor for i, tensor in inputs if tensor is not None}
 
     def _remember(self, arguments: list[Any]) -> None:
         self.example = [_remembered(argument) for argument in arguments]

@@ -20,15 +20,28 @@ from itertools import count
 from typing import Any, TypeVar, final
 
 import torch
-from torch._C._profiler import ActiveProfilerType
+from torch._C._profiler import ActiveProfilerType, _RecordFunctionFast
 from torch.autograd import profiler as autograd_profiler
 from torch.autograd import profiler_legacy
 
 _Result = TypeVar("_Result")
+_MARK = "elbowroom mark "
+
+
+def mark(name: str) -> None:
+    """Leave a name among the reports of this thread, if it has any. It takes no memory."""
+    with _RecordFunctionFast(_MARK + name):
+        pass
 
 
 def changes_during(call: Callable[[], _Result]) -> tuple[_Result, list[int]]:
-    """What a call returns, and the bytes of its allocations (positive) and frees (negative), in order.
+    """What a call returns, and the bytes of its allocations (positive) and frees (negative), in order."""
+    result, reports = reports_during(call)
+    return result, [report for report in reports if isinstance(report, int)]
+
+
+def reports_during(call: Callable[[], _Result]) -> tuple[_Result, list[int | str]]:
+    """The same with the names of marks that the call leaves, where it leaves them.
 
     If a profiler is running in this thread, the call runs in another one, in the same grad mode; whatever else
     belongs to a thread (autocast, modes) the call has to see to itself.
@@ -70,14 +83,14 @@ class BackgroundReports:
         _RUNNING[self._thread] = self._number
         autograd_profiler._run_on_profiler_start = _start_after_giving_way
 
-    def end(self) -> list[int] | None:
-        """The changes so far; None if a profiler took the place, or in another thread than the one that began."""
+    def end(self) -> list[int | str] | None:
+        """Changes and marks so far; None if a profiler took the place, or if it is asked in another thread."""
         if threading.get_ident() != self._thread or _RUNNING.get(self._thread) != self._number:
             return None
         del _RUNNING[self._thread]
-        changes = _end()
+        reports = _end()
         give_way()
-        return changes
+        return reports
 
 
 _RUNNING: dict[int, int] = {}  # background reports by their thread
@@ -91,7 +104,7 @@ def _start_after_giving_way() -> None:
     _STARTS()
 
 
-def _reported(call: Callable[[], _Result], grad_mode: bool) -> tuple[_Result, list[int]]:
+def _reported(call: Callable[[], _Result], grad_mode: bool) -> tuple[_Result, list[int | str]]:
     collecting = gc.isenabled()
     gc.disable()  # older garbage must not be freed in the middle
     try:
@@ -100,11 +113,11 @@ def _reported(call: Callable[[], _Result], grad_mode: bool) -> tuple[_Result, li
             try:
                 result = call()
             finally:
-                changes = _end()
+                reports = _end()
     finally:
         if collecting:
             gc.enable()
-    return result, changes
+    return result, reports
 
 
 def _begin() -> None:
@@ -112,11 +125,15 @@ def _begin() -> None:
     torch._C._autograd._enable_profiler_legacy(profile.config())
 
 
-def _end() -> list[int]:
+def _end() -> list[int | str]:
     if torch._C._autograd._profiler_type() != ActiveProfilerType.LEGACY:
         return []  # it went with its thread, whose number another thread has now
     threads: Any = torch._C._autograd._disable_profiler_legacy()
     events = [event for thread in threads for event in thread]
     if len(threads) > 1:
         events.sort(key=lambda event: event.start_us())
-    return [event.cpu_memory_usage() for event in events if event.kind() == "memory_alloc"]
+    return [
+        event.cpu_memory_usage() if event.kind() == "memory_alloc" else event.name().removeprefix(_MARK)
+        for event in events
+        if event.kind() == "memory_alloc" or (event.kind() == "push" and event.name().startswith(_MARK))
+    ]

@@ -17,7 +17,7 @@ from elbowroom.capture.joint_graph import Captured, is_getitem
 from elbowroom.capture.operators import draws, is_fusible, is_reduction
 from elbowroom.capture.traced_values import tensor_bytes
 from elbowroom.devices import machine_of
-from elbowroom.measure.plain_operators import CHANNELS_LAST, KERNELS_ALONE, Report, costs_of, cuda_seconds
+from elbowroom.measure.plain_operators import CHANNELS_LAST, KERNELS_ALONE, Given, Report, costs_of, cuda_seconds
 from elbowroom.step.graph import Cost
 
 _LAUNCH = 2e-6  # seconds
@@ -27,17 +27,17 @@ _ROWS_SHARE = 0.5  # of the reads of a reduction over rows: the kernel that uses
 
 
 def measure_fused(
-    captured: Captured, *, estimate: bool = False, report: Report = lambda part: None
+    captured: Captured, *, given: Given | None = None, estimate: bool = False, report: Report = lambda part: None
 ) -> tuple[Captured, bool]:
     """The contracted graph with its operators' times and workspaces; and whether its images go channels last."""
-    graph, nodes, cones = captured.graph, captured.nodes, captured.cones
+    graph, nodes, cones, given = captured.graph, captured.nodes, captured.cones, given or {}
     assert cones is not None
     unfused = _unfused_keys(captured)
     heavy = {op.index: nodes[op.index] for op in graph.ops if op.key and is_heavy(nodes[op.index])}
-    keys, channels_last = _laid_out(captured, heavy, unfused, estimate, report)
+    keys, channels_last = _laid_out(captured, heavy, unfused, given, estimate, report)
     random = {unfused[node]: node for cone in cones for node in cone if draws(node)}
     alone = {keys[i]: node for i, node in heavy.items()} | random
-    costs = costs_of(alone, captured.device, estimate, report)
+    costs = costs_of(alone, captured.device, given, estimate, report)
     speed = _bytes_per_second(captured.device, estimate)
     measured: dict[int, Cost] = {}
     for op in graph.ops:
@@ -74,7 +74,12 @@ def _unfused_keys(captured: Captured) -> dict[fx.Node, str]:
 
 
 def _laid_out(
-    captured: Captured, heavy: dict[int, fx.Node], unfused: dict[fx.Node, str], estimate: bool, report: Report
+    captured: Captured,
+    heavy: dict[int, fx.Node],
+    unfused: dict[fx.Node, str],
+    given: Given,
+    estimate: bool,
+    report: Report,
 ) -> tuple[dict[int, str], bool]:
     """Keys of heavy operators in the better layout, and whether that is channels last. Where Inductor would not
     choose it, on a GPU, the convolutions decide: its rule is an old one."""
@@ -86,7 +91,7 @@ def _laid_out(
     if inductors_layout(captured) or not convolutions:
         return last, bool(convolutions)
     both = {keys[i]: node for keys in (plain, last) for i, node in convolutions.items()}
-    costs = costs_of(both, captured.device, estimate, report)
+    costs = costs_of(both, captured.device, given, estimate, report)
     in_plain, in_last = (sum(costs[keys[i]][0] for i in convolutions) for keys in (plain, last))
     return (last, True) if in_last <= in_plain else (plain, False)
 

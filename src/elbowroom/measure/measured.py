@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elbowroom.capture.joint_graph import Captured
-from elbowroom.measure.plain_operators import measure_operators
+from elbowroom.measure.plain_operators import Given, measure_operators
 from elbowroom.measure.random_state import random_state_kept
 from elbowroom.progress import progress_bar
 
@@ -23,11 +23,11 @@ class Measured:
         return self.captured.cones is not None
 
 
-def measured(captured: Captured, *, estimate: bool = False) -> Measured:
+def measured(captured: Captured, *, given: Given | None = None, estimate: bool = False) -> Measured:
     """Measure a graph's operators on the device that will run them, or estimate them."""
     with random_state_kept(), progress_bar("measuring operators") as report:
         if captured.cones is None:
-            return Measured(measure_operators(captured, estimate=estimate, report=report))
+            return Measured(measure_operators(captured, given=given, estimate=estimate, report=report))
         from elbowroom.measure.fused_operators import measure_fused  # the compiler takes seconds to import
 
-        return Measured(*measure_fused(captured, estimate=estimate, report=report))
+        return Measured(*measure_fused(captured, given=given, estimate=estimate, report=report))

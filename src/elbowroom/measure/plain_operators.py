@@ -2,16 +2,20 @@
 
 What was measured is kept on disk under the operator, its shapes and dtypes, and the device and versions it was
 measured on. An operator that cannot run on made-up data is estimated instead.
+
+Where the step's own inputs are at hand (parameters, the batch), operators that read them are measured on them, and
+only the rest is made up. So measuring takes no more memory than the step itself does at that operator: training may
+be under way, within a budget.
 """
 
 from __future__ import annotations
 
 import statistics
 import time as clock
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -20,13 +24,14 @@ from torch.utils._pytree import tree_map
 
 from elbowroom.capture.joint_graph import Captured
 from elbowroom.capture.traced_values import number_in, tensors_in, tensors_of
-from elbowroom.measure.allocator_reports import changes_during
+from elbowroom.measure.allocator_reports import mark, reports_during
 from elbowroom.measure.cache import OpCosts, cached_costs
 from elbowroom.measure.estimate import estimated_time
 from elbowroom.step.allocator import allocator_block
 from elbowroom.step.graph import Cost
 
 Report = Callable[[float], None]
+Given: TypeAlias = Mapping[fx.Node, torch.Tensor]  # inputs of a graph that are at hand
 
 _LEAST_SAMPLE = 2e-3  # seconds: shorter operators are repeated until a sample lasts this long
 _SAMPLES = 3
@@ -36,13 +41,15 @@ _CLOCK_HZ = 2e9  # a GPU's, at the most
 _LONG_S = 0.02  # of a host that launches kernels: it waits for them
 
 
-def measure_operators(captured: Captured, *, estimate: bool = False, report: Report = lambda part: None) -> Captured:
+def measure_operators(
+    captured: Captured, *, given: Given | None = None, estimate: bool = False, report: Report = lambda part: None
+) -> Captured:
     """The same graph with the time and workspace of every operator."""
     distinct: dict[str, fx.Node] = {}
     for op, node in zip(captured.graph.ops, captured.nodes, strict=True):
         if op.key and not op.is_view and op.makes:
             distinct.setdefault(op.key, node)
-    costs = costs_of(distinct, captured.device, estimate, report)
+    costs = costs_of(distinct, captured.device, given or {}, estimate, report)
     measured: dict[int, Cost] = {}
     for op in captured.graph.ops:
         time, workspace, sizes = costs.get(op.key, (0.0, 0, ()))
@@ -54,7 +61,9 @@ def measure_operators(captured: Captured, *, estimate: bool = False, report: Rep
     return replace(captured, graph=captured.graph.with_costs(measured))
 
 
-def costs_of(nodes: dict[str, fx.Node], device: torch.device, estimate: bool, report: Report) -> OpCosts:
+def costs_of(
+    nodes: dict[str, fx.Node], device: torch.device, given: Given, estimate: bool, report: Report
+) -> OpCosts:
     """What operators cost, by key: from what is known on disk, measured now, or estimated."""
     if estimate:
         return {key: _estimated(node, device) for key, node in nodes.items()}
@@ -63,7 +72,7 @@ def costs_of(nodes: dict[str, fx.Node], device: torch.device, estimate: bool, re
         measure = _measure_cuda if device.type == "cuda" else _measure_cpu
         # While PyTorch traces, tensors would be made of nothing; and programs run below autocast.
         with _disable_current_modes(), torch._C._DisableAutocast():
-            costs.update(measure(missing, device, report))
+            costs.update(measure(missing, device, given, report))
     return costs
 
 
@@ -73,10 +82,8 @@ def _estimated(node: fx.Node, device: torch.device) -> tuple[float, int, tuple[i
 
 # --- CPU -----------------------------------------------------------------------------------------------------
 
-_MARK = 7_654_321  # bytes; an allocation of this odd size separates operators in what the allocator reports
 
-
-def _measure_cpu(nodes: dict[str, fx.Node], device: torch.device, report: Report) -> OpCosts:
+def _measure_cpu(nodes: dict[str, fx.Node], device: torch.device, given: Given, report: Report) -> OpCosts:
     if not nodes:
         return {}
     costs: OpCosts = {}
@@ -84,17 +91,21 @@ def _measure_cpu(nodes: dict[str, fx.Node], device: torch.device, report: Report
     for done, (key, node) in enumerate(nodes.items()):
         report(0.8 * done / len(nodes))
         try:
-            call = _made_up_call(node)
-            with torch.no_grad():
-                sizes = _output_bytes(call(), node, allocator_block(cuda=False))
-                costs[key] = min(_cpu_samples(call)), 0, sizes  # whatever else the machine does only adds
+            costs[key] = _measure_cpu_op(_made_up_call(node, given), node)
         except Exception:
             costs[key] = _estimated(node, device)
             continue
         order.append(key)
-    for key, workspace in zip(order, _workspaces([nodes[key] for key in order]), strict=True):
+    for key, workspace in zip(order, _workspaces([nodes[key] for key in order], given), strict=True):
         costs[key] = costs[key][0], workspace, costs[key][2]
     return costs
+
+
+def _measure_cpu_op(call: Callable[[], Any], node: fx.Node) -> tuple[float, int, tuple[int, ...]]:
+    """Its time and what it makes; its workspace is measured with those of the others."""
+    with torch.no_grad():
+        sizes = _output_bytes(call(), node, allocator_block(cuda=False))
+        return min(_cpu_samples(call)), 0, sizes  # whatever else the machine does only adds
 
 
 def _cpu_samples(call: Callable[[], Any]) -> list[float]:
@@ -107,30 +118,27 @@ def _cpu_samples(call: Callable[[], Any]) -> list[float]:
     return samples
 
 
-def _workspaces(nodes: Sequence[fx.Node]) -> list[int]:
+def _workspaces(nodes: Sequence[fx.Node], given: Given) -> list[int]:
     """Per operator: the most it had allocated, above what it left (its outputs)."""
 
     def run_all() -> None:
         for node in nodes:
-            call = _made_up_call(node)
-            torch.empty(_MARK, dtype=torch.uint8)
+            call = _made_up_call(node, given)
+            mark("begins")
             result = call()
-            torch.empty(_MARK, dtype=torch.uint8)
+            mark("ends")
             del result, call
 
     with torch.no_grad():
-        _, changes = changes_during(run_all)
-    found, inside, now, peak = [], False, 0, 0
-    skip_free = False
-    for change in changes:
-        if skip_free:  # the mark's own release
-            skip_free = False
-        elif change == _MARK:
-            if inside:
-                found.append(peak - now)
-            inside, now, peak, skip_free = not inside, 0, 0, True
-        elif inside:
-            now += change
+        _, reports = reports_during(run_all)
+    found, now, peak = [], 0, 0
+    for report in reports:
+        if report == "begins":
+            now = peak = 0
+        elif isinstance(report, str):
+            found.append(peak - now)
+        else:
+            now += report
             peak = max(peak, now)
     return found
 
@@ -138,14 +146,14 @@ def _workspaces(nodes: Sequence[fx.Node]) -> list[int]:
 # --- CUDA ----------------------------------------------------------------------------------------------------
 
 
-def _measure_cuda(nodes: dict[str, fx.Node], device: torch.device, report: Report) -> OpCosts:
+def _measure_cuda(nodes: dict[str, fx.Node], device: torch.device, given: Given, report: Report) -> OpCosts:
     costs: OpCosts = {}
     for done, (key, node) in enumerate(nodes.items()):
         report(done / len(nodes))
         try:
             with torch.no_grad():
-                call = _made_up_call(node, channels_last=CHANNELS_LAST in key)
-                costs[key] = _measure_cuda_op(call, node, device, hides_host=KERNELS_ALONE in key)
+                call = partial(_made_up_call, node, given, channels_last=CHANNELS_LAST in key)
+                costs[key] = _measure_cuda_op(call(), node, device, hides_host=KERNELS_ALONE in key)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             costs[key] = _estimated(node, device)
@@ -226,8 +234,9 @@ def _as_traced(real: torch.Tensor, traced: torch.Tensor) -> bool:
 # --- running one operator on made-up data --------------------------------------------------------------------
 
 
-def _made_up_call(node: fx.Node, *, channels_last: bool = False) -> Callable[[], Any]:
+def _made_up_call(node: fx.Node, given: Given, *, channels_last: bool = False) -> Callable[[], Any]:
     limit = _index_limit(node)
+    given = {} if _writes_to_inputs(node) else given
 
     def real(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -235,9 +244,27 @@ def _made_up_call(node: fx.Node, *, channels_last: bool = False) -> Callable[[],
         tensor = made_up(value, limit)
         return tensor.to(memory_format=torch.channels_last) if channels_last and tensor.dim() == 4 else tensor
 
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda a: tree_map(real, a.meta["val"]))
+    def argument(read: fx.Node) -> Any:
+        value = read.meta["val"]
+        own = given.get(read)
+        if own is None or channels_last or not _is_like(own, value):
+            return tree_map(real, value)
+        return own
+
+    args, kwargs = fx.map_arg((node.args, node.kwargs), argument)
     target = node.target
     return lambda: target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _writes_to_inputs(node: fx.Node) -> bool:
+    """Whether an operator changes what it reads. Those with running statistics do, and most of them do not say so."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is None or schema.is_mutable or any(each.name == "running_mean" for each in schema.arguments)
+
+
+def _is_like(tensor: torch.Tensor, traced: torch.Tensor) -> bool:
+    described = [(t.shape, t.dtype, t.device, t.is_conj(), t.is_neg()) for t in (tensor, traced)]
+    return described[0] == described[1] and tensor.stride() == traced.stride()
 
 
 def made_up(fake: torch.Tensor, limit: int) -> torch.Tensor:

@@ -15,10 +15,8 @@ from typing import final
 
 import torch
 
-from elbowroom.measure.allocator_reports import BackgroundReports, profiler_is_running
+from elbowroom.measure.allocator_reports import BackgroundReports, mark, profiler_is_running
 from elbowroom.measure.memory import allocated_storages, is_measuring
-
-_MARK = 97_531  # bytes, and odd as hardly any tensor's: an allocation of so many, or some more, says what was freed
 
 
 @final
@@ -91,44 +89,41 @@ class StepPeak:
 class _OnHost:
     def __init__(self, watched: Iterable[torch.Tensor]) -> None:
         storages = allocated_storages(watched)
-        self.older_bytes = {_MARK + 2 * number: storage.nbytes() for number, storage in enumerate(storages)}
+        self.older_bytes = {str(number): storage.nbytes() for number, storage in enumerate(storages)}
         self.watches = [
-            weakref.ref(storage, partial(_leave_mark, mark))
-            for mark, storage in zip(self.older_bytes, storages, strict=True)
+            weakref.ref(storage, partial(_leave_mark, name))
+            for name, storage in zip(self.older_bytes, storages, strict=True)
         ]
         del storages
         self.reports = BackgroundReports()
 
     def stop(self) -> int | None:
-        changes = self.reports.end()
+        reports = self.reports.end()
         self.watches.clear()
-        return None if changes is None else _highest(changes, self.older_bytes)
+        return None if reports is None else _highest(reports, self.older_bytes)
 
 
-def _leave_mark(size: int, _: object) -> None:
-    torch.UntypedStorage(size)  # not a tensor, which modes and tracing would see
+def _leave_mark(name: str, _: object) -> None:
+    mark(name)
 
 
-def _highest(changes: Sequence[int], older_bytes: dict[int, int]) -> int:
+def _highest(reports: Sequence[int | str], older_bytes: dict[str, int]) -> int:
     """The highest level. A free of what the step did not allocate may be reported with any size, if it is reported at
     all: only marks tell of older memory, and frees count where something of that size is there to be freed."""
     own: Counter[int] = Counter()
-    held = peak = mark = freed = 0
-    for change in changes:
-        if change in older_bytes:
-            mark, freed = change, older_bytes.pop(change)
+    held = peak = freed = 0
+    for report in reports:
+        if isinstance(report, str):
+            freed = older_bytes.pop(report, 0)
             held -= freed
             continue
-        if mark and change == -mark:
-            mark = 0
-            continue
-        if change > 0:
-            own[change] += 1
-            held += change
+        if report > 0:
+            own[report] += 1
+            held += report
             peak = max(peak, held)
-        elif own[-change] and change != -freed:  # what was marked may be reported, too, right after its mark
-            own[-change] -= 1
-            held += change
+        elif own[-report] and report != -freed:  # what was marked may be reported, too, right after its mark
+            own[-report] -= 1
+            held += report
         freed = 0
     return peak
 

@@ -7,6 +7,7 @@ cannot be put back is what happens outside of the process, and what only globals
 
 from __future__ import annotations
 
+import ctypes
 import io
 import logging
 import random
@@ -133,19 +134,21 @@ def _set_generator(generator: torch.Generator, state: torch.Tensor) -> None:
 
 
 def _tensor_memory(tensor: torch.Tensor) -> Callable[[], None] | None:
-    """A copy of its values, in the host's memory: a GPU may have no room for it. Written back only if changed."""
+    """A copy of its values, in memory that no allocator of PyTorch's gave: there may be no room in the budget for it.
+    Written back only if changed."""
     if tensor.device.type == "meta" or tensor.layout is not torch.strided or tensor.grad_fn is not None:
         return None
-    value, version, data = tensor.detach().to("cpu", copy=True), tensor._version, tensor.data
+    value, version, data = _bytes_of(tensor), tensor._version, tensor.data
     required, gradient = tensor.requires_grad, tensor.grad
 
     def put() -> None:
         if tensor.data_ptr() != data.data_ptr() or tensor.shape != data.shape:
             tensor.data = data
         # Some kernels write without a word, as that of BatchNorm to its statistics, so values are compared.
-        if tensor._version != version or not _same_bytes(tensor, value):
+        if value and (tensor._version != version or _bytes_of(tensor) != value):
             with torch.no_grad():
-                tensor.detach().copy_(value)
+                flat = torch.frombuffer(bytearray(value), dtype=tensor.dtype)
+                tensor.detach().copy_(flat.view(tensor.shape))
         if tensor.requires_grad != required and tensor.is_leaf:
             tensor.requires_grad_(required)
         if tensor.grad is not gradient:
@@ -154,9 +157,10 @@ def _tensor_memory(tensor: torch.Tensor) -> Callable[[], None] | None:
     return put
 
 
-def _same_bytes(tensor: torch.Tensor, value: torch.Tensor) -> bool:
-    now = tensor.detach().cpu().contiguous().reshape(-1)
-    return bool(torch.equal(now.view(torch.uint8), value.contiguous().reshape(-1).view(torch.uint8)))
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    """A tensor's values one after the other."""
+    on_host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return ctypes.string_at(on_host.data_ptr(), on_host.nbytes) if on_host.nbytes else b""
 
 
 def _dict_memory(mapping: dict[Any, Any]) -> tuple[Callable[[], None], list[Any]]:

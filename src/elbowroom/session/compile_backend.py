@@ -104,7 +104,7 @@ def _best(
     region: Region, captured: Captured, options: Options, resident: Mapping[str, int], alone: bool
 ) -> tuple[Plannable, Planned]:
     """Measured where predictions are not exact. A graph that is not alone takes the least if nothing fits."""
-    graph = plannable(region, measured(captured, estimate=options.estimate), loss_inside=False)
+    graph = plannable(region, measured(captured, given=region.given, estimate=options.estimate), loss_inside=False)
     budget = options.budget_bytes
     try:
         if needs_trials([graph], budget, resident):

@@ -98,9 +98,8 @@ def plan_one(
     region: Region, *, budget: int, resident: Mapping[str, int], estimate: bool, loss_inside: bool
 ) -> Planned:
     """Plan and install one graph by itself, with PyTorch's kernels, of which it is known what they take."""
-    graph = plannable(
-        region, measured(region.traced.unfused or region.traced, estimate=estimate), loss_inside=loss_inside
-    )
+    traced = region.traced.unfused or region.traced
+    graph = plannable(region, measured(traced, given=region.given, estimate=estimate), loss_inside=loss_inside)
     room = room_within(budget, sum(resident.values()), cuda=_on_cuda([graph]))
     planned = graph.planner.best(room)
     if planned is None:

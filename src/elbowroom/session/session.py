@@ -55,7 +55,7 @@ class Session(Handle):
         self._running: Entry | None = None
         self._replaced: WeakSet[Region] = WeakSet()  # graphs that another one of the same key has taken the place of
         self._alternating: set[Any] = set()  # keys for which several graphs take turns
-        self._traced_midway: list[Region] = []  # graphs that were traced in the middle of a step
+        self._traced_midway = False  # whether a graph was traced in the middle of the present step
         self._instead: Session | None = None
         self._traces: Counter[Any] = Counter()  # how often calls of a key were traced
         self._hooks_seen, self._hooked = -1, ""
@@ -143,8 +143,7 @@ class Session(Handle):
         before = {region: region.runs for region in entry.regions}
         outputs = self._looker.run_parts(args, kwargs)
         if self._traced_midway:  # the model has changed under this shape: look at it afresh before the next step
-            self._traced_midway = []
-            self._watch.give_up()
+            self._traced_midway = False
             self._forget(entry)
         elif not all(region.runs > runs for region, runs in before.items()):
             self._say_unplanned("PyTorch ran it without the planned program; something it checks has changed")
@@ -175,11 +174,9 @@ class Session(Handle):
 
     def _leave_room(self, entry: Entry) -> None:
         """Plan a step again that took more than its budget; if that does not fit, the plan stays and it is said."""
-        try:
-            self._planner.leave_room(entry)
-        except BudgetTooSmall as refusal:
-            least, entry.unwatched = format_bytes(refusal.least_budget), 0
-            self._say_unplanned(f"something outside the plan takes more than is left for it; allow at least {least}")
+        self._planner.leave_room(entry)
+        if entry.shortfall:
+            self._say_unplanned(entry.shortfall)
 
     def _count_waiting(self, entry: Entry | None) -> None:
         for region in dict.fromkeys(entry.regions) if entry is not None else ():
@@ -301,8 +298,9 @@ class Session(Handle):
 
     def _remember(self, entry: Entry) -> Entry:
         """Say what is not planned of it, then keep an entry for the calls that follow."""
-        if entry.unplanned:
-            self._say_unplanned(entry.unplanned)
+        for why in (entry.unplanned, entry.shortfall):
+            if why:
+                self._say_unplanned(why)
         whole = entry.regions[0] if len(set(entry.regions)) == 1 else None
         if whole is None or whole.looks is not self._looker.looks:
             self.entries[entry.key] = entry
@@ -330,8 +328,11 @@ class Session(Handle):
 
     def _plan_midway(self, region: Region) -> None:
         """A graph is traced in the middle of a step in parts: something else than the shape has changed."""
-        self._planner.plan_midway(region, self._running)
-        self._traced_midway.append(region)
+        waiting_bytes = self._planner.plan_midway(region, self._running)
+        self._traced_midway = True
+        entry = self._running
+        if entry is not None and entry.plan is not None:
+            self._watch.begin_afresh(entry, entry.plan, region.traced.device, self.options.optimizer, waiting_bytes)
 
     # --- planning again ---
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from elbowroom.capture.fingerprint import fingerprint
+from elbowroom.errors import BudgetTooSmall
 from elbowroom.execute.plannable import Plannable
 from elbowroom.execute.region import Region
 from elbowroom.measure.cache import setting_of
@@ -25,7 +26,8 @@ from elbowroom.session.looking import Sight
 from elbowroom.session.options import Options
 from elbowroom.session.planning import needs_trials, plan_as_predicted, plan_on_trial, plan_one, plannable
 from elbowroom.session.saying import too_small
-from elbowroom.session.watching import WATCHED_STEPS, with_outside
+from elbowroom.session.watching import OUTSIDE, WATCHED_STEPS
+from elbowroom.units import format_bytes
 
 if TYPE_CHECKING:
     from elbowroom.execute.trials import Trials
@@ -48,6 +50,7 @@ class Entry:
     instead_entry: Entry | None = None  # its entry there
     unwatched: int = 0  # steps that are still to be watched
     excess_bytes: int = 0  # of the latest step over the budget, for which no room is left yet
+    shortfall: str = ""  # why the budget is not kept although everything is planned, if it is not
 
     @property
     def regions(self) -> list[Region]:
@@ -70,6 +73,7 @@ class StepPlanner:
     def __init__(self, model: nn.Module, options: Options) -> None:
         self.model = model
         self.options = options
+        self._outside: dict[Any, int] = {}  # bytes that calls of a key were seen to take outside their plans
 
     # --- a new step ---
 
@@ -82,15 +86,25 @@ class StepPlanner:
         if self.options.plan is not None:
             return self._load(self.options.plan, key, sight, resident, late)
         entry = Entry(key, self._graphs(sight.regions, late), None, sight.left_out, list(late.values()))
-        self._install(entry, self._found(entry, resident), resident, shown_call(args, kwargs))
+        inputs = shown_call(args, kwargs)
+        roomy = self._with_outside(entry, resident)
+        try:
+            self._install(entry, self._found(entry, roomy), roomy, inputs)
+        except BudgetTooSmall as refusal:
+            if OUTSIDE not in roomy:
+                raise
+            self._install(entry, self._found(entry, resident), resident, inputs)
+            _fall_short(entry, refusal)
         return entry
 
-    def plan_midway(self, region: Region, running: Entry | None) -> None:
+    def plan_midway(self, region: Region, running: Entry | None) -> int:
         """A graph is traced in the middle of a step in parts: something else than the shape has changed.
 
-        It gets a plan of its own, at once, for one step, within what those that wait for their backward leave.
+        It gets a plan of its own, at once, for one step, within what those that wait for their backward leave. What
+        those hold is returned, in bytes.
         """
         resident = self._resident([region], ())
+        resident["waiting"] = 0
         if running is not None and running.plan is not None:
             pairs = zip(running.regions, running.plan.regions, strict=True)
             resident["waiting"] = sum(plan.saved_bytes for each, plan in pairs if each.tickets.waiting)
@@ -101,6 +115,7 @@ class StepPlanner:
             estimate=self.options.estimate,
             loss_inside=self.options.loss is not None,
         )
+        return resident["waiting"]
 
     def _resident(self, regions: Sequence[Region], batch: Any) -> dict[str, int]:
         traced = [region.traced.unfused or region.traced for region in regions]
@@ -112,7 +127,10 @@ class StepPlanner:
         loss_inside = self.options.loss is not None
         found = {
             region: plannable(
-                region, measured(region.traced, estimate=self.options.estimate), loss_inside=loss_inside, late=late
+                region,
+                measured(region.traced, given=region.given, estimate=self.options.estimate),
+                loss_inside=loss_inside,
+                late=late,
             )
             for region in dict.fromkeys(regions)
         }
@@ -153,7 +171,7 @@ class StepPlanner:
             notes=_notes(entry, planned),
             late_gradients=bool(entry.late),
         )
-        entry.unwatched, entry.excess_bytes = WATCHED_STEPS, 0
+        entry.unwatched, entry.excess_bytes, entry.shortfall = WATCHED_STEPS, 0, ""
 
     def _load(
         self, plan: Plan, key: Any, sight: Sight, resident: Mapping[str, int], late: Mapping[int, nn.Parameter]
@@ -189,11 +207,22 @@ class StepPlanner:
             self._install(entry, plans, resident, entry.plan.inputs)
 
     def leave_room(self, entry: Entry) -> None:
-        """Plan a step again that took more than its budget, with so much left free. It may not fit any more."""
+        """Plan a step again that took more than its budget, with so much left free. If that does not fit, the plan
+        stays, and falls short."""
         assert entry.plan is not None
         excess, entry.excess_bytes = entry.excess_bytes, 0
-        resident = with_outside(entry.plan.resident, excess)
-        self._install(entry, self._found(entry, resident), resident, entry.plan.inputs)
+        left = entry.plan.resident.get(OUTSIDE, 0) + excess + max(1024, excess // 8)  # it varies a little
+        self._outside[entry.key] = max(left, self._outside.get(entry.key, 0))
+        resident = self._with_outside(entry, entry.plan.resident)
+        try:
+            self._install(entry, self._found(entry, resident), resident, entry.plan.inputs)
+        except BudgetTooSmall as refusal:
+            _fall_short(entry, refusal)
+
+    def _with_outside(self, entry: Entry, resident: Mapping[str, int]) -> dict[str, int]:
+        """What is resident, and what was seen to be taken outside the plans of such calls."""
+        outside = self._outside.get(entry.key)
+        return {**resident, OUTSIDE: outside} if outside else dict(resident)
 
     def _resident_now(self, entry: Entry) -> dict[str, int]:
         """What is resident, with the optimizer's state as it is or will be.
@@ -204,7 +233,7 @@ class StepPlanner:
         assert entry.plan is not None
         optimizer = self.options.optimizer
         state = 0 if optimizer is None else optimizer_bytes(optimizer, entry.graphs[0].device)
-        return {**entry.plan.resident, "optimizer": state}
+        return self._with_outside(entry, {**entry.plan.resident, "optimizer": state})
 
     def _look_at_gradients(self, entry: Entry, resident: Mapping[str, int]) -> None:
         """Make other planners, if gradients are to be planned otherwise now."""
@@ -215,6 +244,13 @@ class StepPlanner:
         if bool(late) != bool(entry.late):
             entry.graphs = self._graphs(regions, late)
             entry.late, entry.trials = list(late.values()), None
+
+
+def _fall_short(entry: Entry, refusal: BudgetTooSmall) -> None:
+    """Its plan leaves too little free for what happens outside of it. That is said, and no longer watched."""
+    least = format_bytes(refusal.least_budget)
+    entry.unwatched = 0
+    entry.shortfall = f"something outside the plan takes more than is left for it; allow at least {least}"
 
 
 def _notes(entry: Entry, planned: list[Planned]) -> tuple[str, ...]:

@@ -39,10 +39,13 @@ class Watch:
 
     def begin(self, of: Any, plan: Plan, device: torch.device, optimizer: Any) -> None:
         """A forward of `of` begins; if an earlier one of it still waits for its backward, both are one step."""
-        if self._peak is not None and self._of is of:
-            return
+        if self._peak is None or self._of is not of:
+            self.begin_afresh(of, plan, device, optimizer)
+
+    def begin_afresh(self, of: Any, plan: Plan, device: torch.device, optimizer: Any, waiting_bytes: int = 0) -> None:
+        """A step of `of` is watched from here. It is under way if something waits for its backward."""
         self.give_up()
-        base_bytes = _base_bytes(self._model, plan, device, optimizer)
+        base_bytes = _base_bytes(self._model, plan, device, optimizer, waiting_bytes)
         peak = StepPeak()
         limit = plan.budget_bytes - base_bytes
         if peak.start(device, limit_bytes=limit, watched=list(self._model.parameters())):
@@ -106,27 +109,22 @@ class _Watches:
 _WATCHES = _Watches()
 
 
-def _base_bytes(model: nn.Module, plan: Plan, device: torch.device, optimizer: Any) -> int:
-    """What counts against the budget when a step begins.
+def _base_bytes(model: nn.Module, plan: Plan, device: torch.device, optimizer: Any, waiting_bytes: int) -> int:
+    """What counts against the budget now.
 
     On CUDA the allocator knows, but for state that an optimizer will make at its first step. On the CPU it is what
-    the plan counts as resident, without the gradients that are not there yet.
+    the plan counts as resident, without the gradients that are not there yet, and what waits for its backward.
     """
     state_bytes = plan.resident.get("optimizer", 0)
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device) + (0 if optimizer is None or optimizer.state else state_bytes)
     missing = [p for p in model.parameters() if p.requires_grad and p.grad is None and p.device.type == device.type]
     gradients = sum(rounded(p.numel() * p.element_size(), device) for p in missing)
-    return max(0, _known_bytes(plan.resident) - gradients)
+    return max(0, _known_bytes(plan.resident) - gradients) + waiting_bytes
 
 
 def _known_bytes(resident: Mapping[str, int]) -> int:
     return sum(size for name, size in resident.items() if name != OUTSIDE)
-
-
-def with_outside(resident: Mapping[str, int], excess: int) -> dict[str, int]:
-    """What is resident, with so much more left free for what is outside the plan; that varies a little."""
-    return {**resident, OUTSIDE: resident.get(OUTSIDE, 0) + excess + max(1024, excess // 8)}
 
 
 def never_called(model: nn.Module, say: Callable[[], None]) -> Callable[[], None]:
