@@ -182,12 +182,13 @@ def _interrupted_step(pair: Pair, args: tuple[Any, ...], y: torch.Tensor, delay_
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     usual = signal.signal(signal.SIGALRM, raise_it)
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with contextlib.suppress(KeyboardInterrupt, elbowroom.Unplanned, elbowroom.OverBudget):
             run()
             time.sleep(0)  # a signal that came when the timer was stopped is handled here
     signal.signal(signal.SIGALRM, usual)
+    pair.note_said(str(each.message) for each in caught)
     for before in after_forward:
         for each in before.differences(Generators.now()):
             pair.fail("generator after an interrupt", f"{each.where} state is not that after the forward")

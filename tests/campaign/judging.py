@@ -18,7 +18,7 @@ import torch
 import elbowroom
 from campaign.bystander import Bystander
 from campaign.comparing import Failure, Generators, state_differences, state_of, tensors_in
-from campaign.pair import NOT_KEPT, SLOW_S, Pair, Side, Trial
+from campaign.pair import SLOW_S, Pair, Side, Trial
 
 Event = Callable[[Pair], None]
 MUCH = 0.01  # apart; other kernels differ by less, and a trace may have faults of its own
@@ -130,7 +130,7 @@ def changes_nothing(pair: Pair, what: str, action: Callable[[], None]) -> None:
         except Exception as failure:
             pair.fail(f"{what} raised {type(failure).__name__}", (str(failure).splitlines() or [""])[0][:200])
             return
-    pair.said += [str(each.message) for each in caught if NOT_KEPT.match(str(each.message))]
+    pair.note_said(str(each.message) for each in caught)
     found = [*chance.differences(Generators.now()), *state_differences(before, state_of(pair.planned.model))]
     for each in found[:3]:
         pair.fail(f"{what} changed {each.kind}", f"{each.where} {each.text}")

@@ -34,8 +34,8 @@ COUNTING = r"""
 #define PLACES (1 << 20)
 static struct { void *address; size_t size; long block; } known[PLACES];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static long block;
-static long long held, peak;
+static long block, ignored;
+static long long held, peak, held_of_others, peak_of_others;
 
 static size_t home(void *address) { return ((uintptr_t)address >> 6) * 0x9E3779B97F4A7C15u >> 44; }
 
@@ -48,6 +48,8 @@ static int counting_allocate(void **address, size_t alignment, size_t size) {
     known[at].address = *address, known[at].size = size, known[at].block = block;
     held += size;
     if (held > peak) peak = held;
+    if (size != ignored) held_of_others += size;
+    if (held_of_others > peak_of_others) peak_of_others = held_of_others;
     pthread_mutex_unlock(&lock);
     return 0;
 }
@@ -57,7 +59,10 @@ static void counting_free(void *address) {
     size_t at = home(address);
     while (known[at].address && known[at].address != address) at = (at + 1) % PLACES;
     if (address && known[at].address) {
-        if (known[at].block == block) held -= known[at].size;
+        if (known[at].block == block) {
+            held -= known[at].size;
+            if (known[at].size != ignored) held_of_others -= known[at].size;
+        }
         size_t empty = at;
         for (;;) {  /* whoever was pushed past this place may move up to it */
             at = (at + 1) % PLACES;
@@ -109,8 +114,14 @@ static int visit(struct dl_phdr_info *info, size_t size, void *found) {
 
 int meter_install(void) { int found = 0; dl_iterate_phdr(visit, &found); return found; }
 
-void meter_begin(void) { pthread_mutex_lock(&lock); block++, held = peak = 0; pthread_mutex_unlock(&lock); }
+void meter_begin(long size) {
+    pthread_mutex_lock(&lock);
+    block++, ignored = size, held = peak = held_of_others = peak_of_others = 0;
+    pthread_mutex_unlock(&lock);
+}
+
 long long meter_peak(void) { return peak; }
+long long meter_peak_of_others(void) { return peak_of_others; }
 long long meter_held(void) { return held; }
 """
 
@@ -123,14 +134,20 @@ def counting() -> Any:
         command = ["cc", "-O2", "-shared", "-fPIC", "-o", str(made), "-x", "c", "-", "-lpthread"]
         subprocess.run(command, input=COUNTING.encode(), check=True)
         library = ctypes.CDLL(str(made))
-    library.meter_peak.restype = library.meter_held.restype = ctypes.c_longlong
+    library.meter_begin.argtypes = [ctypes.c_long]
+    for told in (library.meter_peak, library.meter_peak_of_others, library.meter_held):
+        told.restype = ctypes.c_longlong
     if not library.meter_install():
         raise RuntimeError("PyTorch's allocator was not found: there is no libc10 in this process")
     return library
 
 
 class Meter:
-    """Inside the block, bytes above what was allocated when it began: `peak_bytes`, and `end_bytes` when it ended."""
+    """Inside the block, bytes above what was allocated when it began: `peak_bytes`, and `end_bytes` when it ended.
+
+    If PyTorch traced something in the block, copies of a generator's state on the host do not count in the peak: it
+    puts some aside while it traces, of 5,056 bytes each, whoever asks it to trace.
+    """
 
     def __init__(self, device: str) -> None:
         self.on_cuda = torch.device(device).type == "cuda"
@@ -143,7 +160,8 @@ class Meter:
             torch.cuda.reset_peak_memory_stats()
             self.began = torch.cuda.memory_allocated()
         else:
-            counting().meter_begin()
+            self.traced_before = _frames_traced()
+            counting().meter_begin(torch.default_generator.get_state().nbytes)
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -152,8 +170,15 @@ class Meter:
             self.peak_bytes = torch.cuda.max_memory_allocated() - self.began
             self.end_bytes = torch.cuda.memory_allocated() - self.began
         else:
-            self.peak_bytes, self.end_bytes = counting().meter_peak(), counting().meter_held()
+            traced = _frames_traced() != self.traced_before
+            self.peak_bytes = counting().meter_peak_of_others() if traced else counting().meter_peak()
+            self.end_bytes = counting().meter_held()
         gc.unfreeze()
+
+
+def _frames_traced() -> int:
+    """How often PyTorch has begun to trace something, by its own count."""
+    return torch._dynamo.convert_frame.FRAME_COMPILE_COUNTER.total()
 
 
 def storages(tensors: Iterable[torch.Tensor | None]) -> dict[int, int]:

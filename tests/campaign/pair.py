@@ -9,7 +9,7 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from campaign.comparing import (
 )
 from campaign.metering import Meter, storages
 
-NOT_KEPT = re.compile(r"elbowroom: .* is not kept", re.S)  # holds until there is another plan
+NOT_KEPT = re.compile(r"elbowroom: .* is not kept", re.S)
 TOOK_MORE = re.compile(r"elbowroom: .* more than its budget", re.S)  # of the step that has just ended
 # How far apart planned and plain may be without being wrong, where tracing alone makes PyTorch run other kernels.
 ROUNDING = {"torch": 1e-5, "inductor": 1e-3}
@@ -163,6 +163,10 @@ class Pair:
         """What was said before does not count any more."""
         self.said, self.may_refuse = [], True
 
+    def note_said(self, texts: Iterable[str]) -> None:
+        """A warning that the budget is not kept holds until there is another plan."""
+        self.said += [text for text in texts if NOT_KEPT.match(text)]
+
     # --- steps ---
 
     def draw_batch(self) -> tuple[tuple[Any, ...], torch.Tensor]:
@@ -183,7 +187,7 @@ class Pair:
         before.put_back()
         planned = self.run(self.planned, args, y, metered=metered)
         after_planned = Generators.now()
-        self.said += [text for text in planned.said if NOT_KEPT.match(text)]
+        self.note_said(planned.said)
         if isinstance(planned.failure, elbowroom.BudgetTooSmall) and plain.failure is None:
             self._refused(planned.failure, earlier)
             return plain, planned

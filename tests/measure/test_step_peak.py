@@ -225,3 +225,24 @@ def test_on_cuda_the_peak_is_set_back_only_where_it_would_hide_the_step(monkeypa
     assert peak.start("cuda:0", limit_bytes=1000)
     allocator["peak"] = 1000  # somebody else set it back meanwhile
     assert peak.stop() is None
+
+
+def test_what_a_pause_allocates_is_not_the_steps():
+    peak = StepPeak()
+    assert peak.start("cpu")
+    kept = torch.zeros(256).exp()
+    with peak.paused():
+        torch.zeros(10_000).exp()
+    more = kept.exp()
+    del kept
+    again = more.exp()
+    assert peak.stop() == 3 * 1024 - 1024
+    assert again.numel() == 256
+
+
+def test_a_pause_in_which_a_profiler_starts_loses_the_measurement():
+    peak = StepPeak()
+    assert peak.start("cpu")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]), peak.paused():
+        torch.zeros(16)
+    assert peak.stop() is None

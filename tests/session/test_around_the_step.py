@@ -79,6 +79,34 @@ def test_an_exception_in_one_model_leaves_others_planned():
             assert_planned(model, x)
 
 
+class InParts(Small):
+    """Its second graph is that of a function which may raise."""
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        torch._dynamo.graph_break()
+        h = h.sin()
+        if self.broken:
+            raise ArithmeticError("broken")
+        return torch.tanh(self.last(h))
+
+
+def test_an_exception_in_one_model_leaves_others_of_its_class_planned_in_all_parts():
+    x = torch.randn(64, 16)
+    ours, other = (elbowroom.fit(InParts(), x, budget="1MiB", loss=loss) for _ in range(2))
+    for steps in range(1, 4):
+        other.broken = True
+        with pytest.raises(ArithmeticError, match="broken"):
+            other(x)
+        other.broken = False
+        for model in (ours, other):
+            model.zero_grad()
+            model(x).backward()
+            (entry,) = model.elbowroom.entries.values()
+            assert len(entry.regions) >= 2
+            assert min(region.runs for region in entry.regions) >= steps
+
+
 def test_a_reset_of_the_tracer_leaves_the_least_budget_enough():
     model, x = Small(), torch.randn(64, 16)
     elbowroom.fit(model, x, budget=least(model, x, loss=loss), loss=loss, strict=True)

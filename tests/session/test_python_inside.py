@@ -16,6 +16,7 @@ from torch import nn  # noqa: E402
 
 import elbowroom  # noqa: E402
 from elbowroom.errors import BudgetTooSmall  # noqa: E402
+from elbowroom.session.steps import StepPlanner  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -192,6 +193,61 @@ def test_numbers_that_change_are_planned_but_twice(changes, monkeypatch):
         fitted(x, 1.0 + step / 7 if changes == "argument" else 1.0).backward()
     assert len(planned) <= 2
     assert len(fitted.elbowroom.entries) == 1
+
+
+class QueueThatBeginsAgain(Queue):
+    """Where it writes is decided by data, and is another place at every step."""
+
+    def after(self, h):
+        place = int(self.pointer)
+        place = place if place + len(h) <= self.queue.shape[1] else 0
+        self.queue[:, place : place + len(h)] = h.detach().T
+        self.pointer[0] = place + len(h)
+        return h + (h @ self.queue.clone()) @ self.queue.clone().T
+
+
+class Branches(Base):
+    def forward(self, x):
+        h = self.first(x)
+        h = torch.tanh(self.last(h.sin())) if x.mean() > 0 else self.last(h.cos().exp())
+        return h.square().mean()
+
+
+@pytest.mark.parametrize("kernels", ["torch", "inductor"])
+def test_a_place_that_data_decide_is_planned(kernels):
+    torch.manual_seed(0)
+    model, x = QueueThatBeginsAgain(), torch.randn(8, 16)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        elbowroom.fit(model, x, budget="1GiB", kernels=kernels)
+        for _ in range(7):
+            model(x).backward()
+    assert not [each for each in said if "elbowroom" in str(each.message)]
+    regions = {region for entry in model.elbowroom.entries.values() for region in entry.regions}
+    assert sum(region.runs for region in regions) >= 2 * 7  # two graphs, and nothing runs beside them
+
+
+def test_graphs_that_were_found_midway_are_planned_again_for_another_budget(monkeypatch):
+    torch.manual_seed(0)
+    model, x = Branches(), torch.randn(8, 16).abs()
+    budgets = []
+    plan_midway = StepPlanner.plan_midway
+
+    def noting(self, region, running):
+        budgets.append(self.options.budget_bytes)
+        return plan_midway(self, region, running)
+
+    monkeypatch.setattr(StepPlanner, "plan_midway", noting)
+    elbowroom.fit(model, x, budget="1GiB", strict=True)
+    for batch in (x, -x, x, -x, x, -x):
+        model(batch).backward()
+        model.zero_grad()
+    assert budgets == [2**30]
+    model.elbowroom.set_budget("1MiB")
+    for batch in (x, -x, x, -x):
+        model(batch).backward()
+        model.zero_grad()
+    assert budgets == [2**30, 2**20]
 
 
 def hook_forward(model, seen):

@@ -22,6 +22,7 @@ from torch._functorch.partitioners import default_partition
 from elbowroom.capture.absent_gradients import absent_gradients_shown
 from elbowroom.capture.fusion import contract
 from elbowroom.capture.joint_graph import Captured, capture_joint, why_not
+from elbowroom.capture.raising_frames import raising_frames_traced_again
 from elbowroom.capture.rewrites.rewrite import rewrite, rewrite_for_fusion
 from elbowroom.step.allocator import allocator_block
 
@@ -195,7 +196,7 @@ def capture_settings(graphs: int) -> Iterator[None]:
     # A plan is for one size of every tensor: sizes that change make another graph, and never become unknowns.
     builder.tensor_always_has_static_shape = _always_static
     try:
-        with torch._dynamo.config.patch(**settings):
+        with torch._dynamo.config.patch(**settings), raising_frames_traced_again():
             yield
     finally:
         decompositions.select_one_layer_lstm_function = lstm

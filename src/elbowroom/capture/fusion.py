@@ -31,7 +31,7 @@ from elbowroom.capture.operators import (
     reads_windows,
 )
 from elbowroom.capture.rewrites.rewrite import PART_COPY
-from elbowroom.capture.traced_values import tensor_bytes
+from elbowroom.capture.traced_values import known_offset, tensor_bytes
 from elbowroom.step.graph import Operator, StepGraph
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -371,7 +371,8 @@ def _keeps_or_cuts_columns(node: fx.Node) -> bool:
     value = node.meta["val"]
     if node.target is aten.slice.Tensor:
         whole = node.all_input_nodes[0].meta["val"]
-        return bool(value.storage_offset() == whole.storage_offset() and value.shape[:-1] == whole.shape[:-1])
+        offset = known_offset(value)
+        return offset is not None and offset == known_offset(whole) and value.shape[:-1] == whole.shape[:-1]
     if node.target is aten.constant_pad_nd.default:
         appended: Any = node.args[1]
         return not appended[0] and not any(appended[2:])

@@ -114,7 +114,8 @@ def why_not(graph_module: fx.GraphModule) -> str | None:
         for leaf in tensors_of(node):
             if leaf.layout is not torch.strided:
                 return f"it has sparse tensors ({node.target})"
-            if any(isinstance(size, torch.SymInt) for size in (*leaf.shape, *leaf.stride(), leaf.storage_offset())):
+            # Where in its storage a view begins may depend on a number: no size follows from that.
+            if any(isinstance(size, torch.SymInt) for size in (*leaf.shape, *leaf.stride())):
                 return DATA_DEPENDENT
     return None
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from elbowroom.capture.traced_values import known_offset
+
 aten = torch.ops.aten
 
 # Not element by element, but every element is read only by whoever writes it, after its row was summed up.
@@ -62,7 +64,7 @@ def _alike(value: Any, output: torch.Tensor) -> bool:
         and value.device == output.device
         and value.shape == output.shape
         and value.stride() == output.stride()
-        and value.storage_offset() == 0
+        and known_offset(value) == 0
         and value.untyped_storage().nbytes() == output.untyped_storage().nbytes()
         and output.untyped_storage().nbytes() == output.numel() * output.element_size()
     )

@@ -27,6 +27,12 @@ def number_in(value: Any) -> Any:
     return value
 
 
+def known_offset(tensor: torch.Tensor) -> int | None:
+    """Where in its storage a tensor begins; None if that depends on a number that may be another in the next step."""
+    offset = tensor.storage_offset()
+    return None if isinstance(offset, torch.SymInt) else offset
+
+
 def is_view(node: fx.Node) -> bool:
     """Whether a node shows memory of what it reads, or a part of a tuple. One that writes there shows nothing new."""
     if node.target in (operator.getitem, torch.ops.aten._unsafe_view.default):

@@ -140,6 +140,11 @@ class Region:
         self.release()
         self.current = self.add(build)
 
+    def uninstall(self) -> None:
+        """Before the next forward, `at_first` has to install a program again."""
+        self.release()
+        self.current = -1
+
     def release(self) -> None:
         """Give back the memory that recordings hold."""
         for ready in self.programs:

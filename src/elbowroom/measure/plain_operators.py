@@ -277,7 +277,7 @@ def made_up(fake: torch.Tensor, limit: int) -> torch.Tensor:
         flat = torch.randint(limit, (count,), dtype=fake.dtype, device=fake.device)
     else:
         flat = torch.zeros(count, dtype=fake.dtype, device=fake.device)
-    tensor = flat.as_strided(fake.shape, fake.stride(), fake.storage_offset())
+    tensor = flat.as_strided(fake.shape, fake.stride(), number_in(fake.storage_offset()))
     tensor = tensor.conj() if fake.is_conj() else tensor
     return torch._neg_view(tensor) if fake.is_neg() else tensor
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import final
 
@@ -80,6 +80,18 @@ class StepPeak:
             self._peak_bytes = meter.stop()
         return self._peak_bytes
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What the block allocates is not the step's. It must leave nothing, and free nothing of the step's."""
+        meter = self._meter
+        if meter is not None:
+            meter.pause()
+        try:
+            yield
+        finally:
+            if meter is not None and meter is self._meter:
+                meter.go_on()
+
     def __del__(self) -> None:
         with suppress(Exception):  # at the end of the process anything may be gone already
             self.stop()
@@ -95,12 +107,22 @@ class _OnHost:
             for name, storage in zip(self.older_bytes, storages, strict=True)
         ]
         del storages
-        self.reports = BackgroundReports()
+        self.earlier: list[int | str] | None = []  # reports from before the latest pause; None if they were lost
+        self.reports: BackgroundReports | None = BackgroundReports()
+
+    def pause(self) -> None:
+        reports = None if self.reports is None else self.reports.end()
+        self.earlier = None if reports is None or self.earlier is None else self.earlier + reports
+        self.reports = None
+
+    def go_on(self) -> None:
+        if not profiler_is_running():
+            self.reports = BackgroundReports()
 
     def stop(self) -> int | None:
-        reports = self.reports.end()
+        self.pause()
         self.watches.clear()
-        return None if reports is None else _highest(reports, self.older_bytes)
+        return None if self.earlier is None else _highest(self.earlier, self.older_bytes)
 
 
 def _leave_mark(name: str, _: object) -> None:
@@ -137,7 +159,17 @@ class _OnCuda:
         if limit_bytes is None or earlier_bytes > limit_bytes:
             torch.cuda.reset_peak_memory_stats(device)
         self.first_peak_bytes = torch.cuda.max_memory_allocated(device)
+        self.earlier_peak_bytes = 0  # from before the latest pause
+
+    def pause(self) -> None:
+        self.earlier_peak_bytes = max(self.earlier_peak_bytes, torch.cuda.max_memory_allocated(self.device))
+
+    def go_on(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self.first_peak_bytes = torch.cuda.max_memory_allocated(self.device)
 
     def stop(self) -> int | None:
         peak_bytes = torch.cuda.max_memory_allocated(self.device)
-        return None if peak_bytes < self.first_peak_bytes else peak_bytes - self.start_bytes
+        if peak_bytes < self.first_peak_bytes:
+            return None
+        return max(peak_bytes, self.earlier_peak_bytes) - self.start_bytes

@@ -18,7 +18,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException, Unsupported
+from torch._dynamo.exc import (
+    BackendCompilerFailed,
+    FailOnRecompileLimitHit,
+    TorchDynamoException,
+    Unsupported,
+    UserError,
+)
 
 from elbowroom.capture.backend import capture_settings, make_backend
 from elbowroom.capture.joint_graph import DATA_DEPENDENT
@@ -155,7 +161,7 @@ class Looker:
             return NotWhole(str(cause), in_parts=str(cause) == DATA_DEPENDENT)
         if isinstance(failure, FailOnRecompileLimitHit):
             return NotWhole(f"it was traced {self._graph_limit} times, and something in it still changes every time")
-        if isinstance(failure, Unsupported):
+        if isinstance(failure, Unsupported | UserError):  # the latter: decisions on what only a run can tell
             return NotWhole(_where(failure), in_parts=True)
         self.forget()
         if isinstance(failure, BackendCompilerFailed) and isinstance(cause, Exception):
@@ -191,9 +197,8 @@ class Looker:
 
     def _part_captured(self, region: Region) -> None:
         self._traced_parts += 1
-        if self.part_looks.now:
-            region.at_first = self._on_capture  # it may come again in a step that is planned without it
-        else:
+        region.at_first = self._on_capture  # it may come again in a step that is planned without it
+        if not self.part_looks.now:
             self._on_capture(region)
 
     def _said_of(self, regions: tuple[Region, ...], left_out: str) -> str:
@@ -231,7 +236,7 @@ def _shown(failure: Exception) -> str:
     return f"{type(failure).__name__}: {first_line(failure)}"
 
 
-def _where(failure: Unsupported) -> str:
+def _where(failure: TorchDynamoException) -> str:
     """What stopped the trace, and at which line of the user's."""
     stack: Any = getattr(failure, "real_stack", None) or ()
     at = f" ({stack[-1].filename}:{stack[-1].lineno})" if len(stack) else ""

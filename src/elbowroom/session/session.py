@@ -56,6 +56,7 @@ class Session(Handle):
         self._replaced: WeakSet[Region] = WeakSet()  # graphs that another one of the same key has taken the place of
         self._alternating: set[Any] = set()  # keys for which several graphs take turns
         self._traced_midway = False  # whether a graph was traced in the middle of the present step
+        self._midway: WeakSet[Region] = WeakSet()  # graphs that were, each with a plan of its own
         self._instead: Session | None = None
         self._traces: Counter[Any] = Counter()  # how often calls of a key were traced
         self._hooks_seen, self._hooked = -1, ""
@@ -140,12 +141,15 @@ class Session(Handle):
         if not entry.graphs:
             return self.step(*args, **kwargs)
         self._begin(entry)
-        before = {region: region.runs for region in entry.regions}
+        looks, expected = self._looker.part_looks, len(entry.regions) // self.options.forwards
+        begun = looks.begun
         outputs = self._looker.run_parts(args, kwargs)
         if self._traced_midway:  # the model has changed under this shape: look at it afresh before the next step
             self._traced_midway = False
             self._forget(entry)
-        elif not all(region.runs > runs for region, runs in before.items()):
+        elif (
+            looks.begun - begun < expected
+        ):  # others may have run in place of those expected, with plans of their own
             self._say_unplanned("PyTorch ran it without the planned program; something it checks has changed")
         self._count_waiting(entry)
         return outputs
@@ -328,11 +332,13 @@ class Session(Handle):
 
     def _plan_midway(self, region: Region) -> None:
         """A graph is traced in the middle of a step in parts: something else than the shape has changed."""
-        waiting_bytes = self._planner.plan_midway(region, self._running)
+        with self._watch.paused():
+            waiting_bytes = self._planner.plan_midway(region, self._running)
+        self._midway.add(region)
         self._traced_midway = True
         entry = self._running
         if entry is not None and entry.plan is not None:
-            self._watch.begin_afresh(entry, entry.plan, region.traced.device, self.options.optimizer, waiting_bytes)
+            self._watch.begin(entry, entry.plan, region.traced.device, self.options.optimizer, waiting_bytes)
 
     # --- planning again ---
 
@@ -382,6 +388,8 @@ class Session(Handle):
         old = self.options
         self._watch.give_up()
         self._planner.replan(entries, options)
+        for region in self._midway - {region for entry in entries for region in entry.regions}:
+            region.uninstall()
         if self._instead is not None:
             try:
                 tell_instead(self._instead)

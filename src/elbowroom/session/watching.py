@@ -7,6 +7,7 @@ that is not traced takes while it runs, what somebody else allocates in between.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
 from typing import Any
 
@@ -37,13 +38,13 @@ class Watch:
         self._thread = 0
         self._in_backward = False
 
-    def begin(self, of: Any, plan: Plan, device: torch.device, optimizer: Any) -> None:
-        """A forward of `of` begins; if an earlier one of it still waits for its backward, both are one step."""
-        if self._peak is None or self._of is not of:
-            self.begin_afresh(of, plan, device, optimizer)
+    def begin(self, of: Any, plan: Plan, device: torch.device, optimizer: Any, waiting_bytes: int = 0) -> None:
+        """A forward of `of` begins; if an earlier one of it still waits for its backward, both are one step.
 
-    def begin_afresh(self, of: Any, plan: Plan, device: torch.device, optimizer: Any, waiting_bytes: int = 0) -> None:
-        """A step of `of` is watched from here. It is under way if something waits for its backward."""
+        A step that was not watched so far may be under way: then something waits for its backward.
+        """
+        if self._peak is not None and self._of is of:
+            return
         self.give_up()
         base_bytes = _base_bytes(self._model, plan, device, optimizer, waiting_bytes)
         peak = StepPeak()
@@ -51,6 +52,10 @@ class Watch:
         if peak.start(device, limit_bytes=limit, watched=list(self._model.parameters())):
             self._peak, self._of, self._base_bytes, self._thread = peak, of, base_bytes, get_ident()
             _WATCHES.add(self)
+
+    def paused(self) -> AbstractContextManager[None]:
+        """What the block allocates is no part of the step that is watched."""
+        return self._peak.paused() if self._peak is not None else nullcontext()
 
     def backward_begins(self) -> None:
         """Called in the backward, as often as graphs have one."""
