@@ -1,5 +1,9 @@
 """What can go wrong, said in one sentence that names the culprit."""
 
+from __future__ import annotations
+
+import traceback
+
 
 def first_line(failure: Exception) -> str:
     """What somebody else's failure says first; its kind if it says nothing."""
@@ -60,3 +64,18 @@ class OverBudget(ElbowroomError):
 
 class Mismatch(ElbowroomError):
     """The planned step did not compute what plain execution computes. The message names the first difference."""
+
+
+def forget_frames(failure: BaseException) -> None:
+    """Let go of the local variables of the functions that an exception ended, and of those before it.
+
+    Values of a step are among them. Where exceptions and functions refer to each other in a circle, they would stay
+    until Python collects garbage.
+    """
+    seen: set[int] = set()
+    reason: BaseException | None = failure
+    while reason is not None and id(reason) not in seen:
+        seen.add(id(reason))
+        traceback.clear_frames(reason.__traceback__)
+        reason.__traceback__ = None
+        reason = reason.__cause__ or reason.__context__

@@ -21,7 +21,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.utils.hooks import RemovableHandle
 
 from elbowroom.capture.unplanned import backward_hook_in
-from elbowroom.errors import BudgetTooSmall, ElbowroomError, first_line
+from elbowroom.errors import BudgetTooSmall, ElbowroomError, first_line, forget_frames
 from elbowroom.execute.region import Region, Stopped
 from elbowroom.measure.random_state import random_state_kept
 from elbowroom.measure.resident import device_bytes, give_back_cached
@@ -90,6 +90,7 @@ class Session(Handle):
             except Stopped as stopped:
                 region = stopped.region
             except NotWhole as refusal:
+                forget_frames(refusal)
                 why = refusal
                 break
             else:
