@@ -102,9 +102,10 @@ class _Products(torch.autograd.Function):
 
 
 def give_back_cached() -> None:
-    """Memory of measurements and trials stays with PyTorch's allocator, for nobody: give it back to the GPU."""
+    """Give back what tracing, measurements and trials have left, for nobody: values in circles of Python's objects,
+    and on a GPU what PyTorch's allocator keeps."""
+    gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        gc.collect()
         torch.cuda.empty_cache()
 
 

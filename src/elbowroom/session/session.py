@@ -335,6 +335,7 @@ class Session(Handle):
         """A graph is traced in the middle of a step in parts: something else than the shape has changed."""
         with self._watch.paused():
             waiting_bytes = self._planner.plan_midway(region, self._running)
+            give_back_cached()
         self._midway.add(region)
         self._traced_midway = True
         entry = self._running
