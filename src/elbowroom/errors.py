@@ -1,10 +1,25 @@
 """What can go wrong, said in one sentence that names the culprit."""
 
+import traceback
+
 
 def first_line(failure: Exception) -> str:
     """What somebody else's failure says first; its kind if it says nothing."""
     said = str(failure).splitlines()
     return said[0] if said else type(failure).__name__
+
+
+def let_go_of_values(failure: BaseException) -> None:
+    """A failure holds the variables of every function that it has left, for as long as somebody looks at it, or until
+    Python looks for rings; and so do those that led to it. Of a step, they are all that it had in memory."""
+    waiting: list[BaseException | None] = [failure]
+    seen: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            waiting += [one.__cause__, one.__context__, getattr(one, "inner_exception", None)]
 
 
 class ElbowroomError(Exception):
