@@ -23,7 +23,7 @@ from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, To
 from elbowroom.capture.backend import capture_settings, make_backend
 from elbowroom.capture.joint_graph import DATA_DEPENDENT
 from elbowroom.capture.unplanned import unplanned_nodes
-from elbowroom.errors import ElbowroomError, first_line
+from elbowroom.errors import ElbowroomError, first_line, let_go_of_values
 from elbowroom.execute.region import Looks, Region, Stopped
 from elbowroom.measure.undisturbed import undisturbed
 
@@ -126,7 +126,9 @@ class Looker:
         except Exception as failure:
             if self.looks.begun != begun or isinstance(failure, ElbowroomError):
                 raise
-            raise self._not_whole(failure) from failure
+            refusal = self._not_whole(failure)
+            let_go_of_values(failure)
+        raise refusal  # here, where it is not linked to the failure, which knows the step's values
 
     def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Region:
         """The one graph of a step. Nothing of the step runs."""

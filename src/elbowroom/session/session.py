@@ -89,7 +89,7 @@ class Session(Handle):
             except Stopped as stopped:
                 region = stopped.region
             except NotWhole as refusal:
-                why = refusal
+                why = refusal.with_traceback(None)  # which knows this variable, and the step's values
                 break
             else:
                 self._count_waiting(self._running)
@@ -210,7 +210,7 @@ class Session(Handle):
         try:
             region = self._looker.look(args, kwargs)
         except NotWhole as refusal:
-            why = refusal
+            why = refusal.with_traceback(None)
         else:
             return self._planned(region, args, kwargs)
         return self._prepare_apart(why, args, kwargs)
