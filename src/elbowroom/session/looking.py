@@ -108,7 +108,7 @@ class Looker:
             self._refusals.append,
             fused=self._fused,
         )
-        self._whole = torch.compile(_with_own_code(self._step), backend=whole, fullgraph=True)
+        self._whole = _compiled_whole(_with_own_code(self._step), whole)
         self._parts = torch.compile(_with_own_code(self._step), backend=parts)
 
     # --- as a whole ---
@@ -227,6 +227,18 @@ def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     )
     own.__kwdefaults__ = function.__kwdefaults__
     return own
+
+
+def _compiled_whole(function: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
+    """The same as `torch.compile(…, fullgraph=True)`, which PyTorch refuses to cut, but without a check of its own.
+
+    PyTorch counts the compiled code that a call runs, and raises an error after a call that ran none, when the step
+    has had its effects and its result is lost. Threads share the counter, so that one reads what another has reset.
+    """
+    whole: Any = torch._dynamo.optimize(backend=backend, nopython=True)
+    if hasattr(torch._dynamo.eval_frame, "set_fullgraph_compiled_frame_count"):  # not yet in 2.11
+        whole.fullgraph = False  # read at each call, for that check; tracing was told above
+    return whole(function)  # type: ignore[no-any-return]
 
 
 def _shown(failure: Exception) -> str:

@@ -83,7 +83,9 @@ class Session(Handle):
                 entry = self._remember(Entry(key, unplanned=too_many_shapes(self.options.max_shapes)))
             if entry is not None:
                 return self._run_apart(entry, args, kwargs)
+        looks = self._looker.looks
         while True:
+            begun = looks.begun
             try:
                 outputs = self._looker.run(args, kwargs)
             except Stopped as stopped:
@@ -92,6 +94,8 @@ class Session(Handle):
                 why = refusal.with_traceback(None)  # which knows this variable, and the step's values
                 break
             else:
+                if looks.begun == begun:
+                    self._say_unplanned("PyTorch ran it without tracing it; is that switched off, as by set_stance?")
                 self._count_waiting(self._running)
                 return outputs
             entry = self._planned(region, args, kwargs)
@@ -327,9 +331,18 @@ class Session(Handle):
         return Entry(key, plan=entry.plan, unplanned=entry.unplanned, instead=self._instead, instead_entry=entry)
 
     def _plan_midway(self, region: Region) -> None:
-        """A graph is traced in the middle of a step in parts: something else than the shape has changed."""
-        waiting_bytes = self._planner.plan_midway(region, self._running)
+        """A graph is traced in the middle of a step in parts: something else than the shape has changed.
+
+        If it does not fit, the step goes on all the same, because what it did so far stays done; the next step is
+        refused before it begins.
+        """
         self._traced_midway = True
+        try:
+            waiting_bytes = self._planner.plan_midway(region, self._running)
+        except BudgetTooSmall as refusal:
+            waiting_bytes = self._planner.plan_midway(region, self._running, refusal.least_budget)
+            least = format_bytes(refusal.least_budget)
+            self._say_unplanned(f"something in it changed in the middle of a step, and it needs at least {least} now")
         entry = self._running
         if entry is not None and entry.plan is not None:
             self._watch.begin_afresh(entry, entry.plan, region.traced.device, self.options.optimizer, waiting_bytes)
