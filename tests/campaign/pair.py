@@ -113,8 +113,7 @@ class Side:
 
     def trace(self) -> None:
         """Run as PyTorch traces it from now on: in some layers that alone means other kernels."""
-        self.forward = torch.compile(self.forward, backend="aot_eager", dynamic=False)
-        self.whole_step = torch.compile(self.whole_step, backend="aot_eager", dynamic=False)
+        self.forward, self.whole_step = _traced(self.forward), _traced(self.whole_step)
 
     def resident(self, *batch: torch.Tensor) -> dict[int, int]:
         parameters = list(self.model.parameters())
@@ -376,6 +375,18 @@ class Pair:
     def _end_check(self, when: str) -> None:
         self.may_refuse = False
         self.failures[:] = [replace(each, text=f"{each.text} ({when})") for each in self.failures]
+
+
+def _traced(function: Any) -> Any:
+    """A function as PyTorch traces it alone: traced again for every hook, and as often as something changes."""
+    traced = torch.compile(function, backend="aot_eager", dynamic=False)
+    often = {"skip_nnmodule_hook_guards": False, "recompile_limit": 1000, "accumulated_recompile_limit": 10_000}
+
+    def run(*args: Any) -> Any:
+        with torch._dynamo.config.patch(often):
+            return traced(*args)
+
+    return run
 
 
 def make_optimizer(trial: Trial, model: nn.Module) -> torch.optim.Optimizer:
