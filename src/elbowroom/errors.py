@@ -1,7 +1,5 @@
 """What can go wrong, said in one sentence that names the culprit."""
 
-from __future__ import annotations
-
 import traceback
 
 
@@ -9,6 +7,19 @@ def first_line(failure: Exception) -> str:
     """What somebody else's failure says first; its kind if it says nothing."""
     said = str(failure).splitlines()
     return said[0] if said else type(failure).__name__
+
+
+def let_go_of_values(failure: BaseException) -> None:
+    """A failure holds the variables of every function that it has left, for as long as somebody looks at it, or until
+    Python looks for rings; and so do those that led to it. Of a step, they are all that it had in memory."""
+    waiting: list[BaseException | None] = [failure]
+    seen: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            waiting += [one.__cause__, one.__context__, getattr(one, "inner_exception", None)]
 
 
 class ElbowroomError(Exception):
@@ -64,18 +75,3 @@ class OverBudget(ElbowroomError):
 
 class Mismatch(ElbowroomError):
     """The planned step did not compute what plain execution computes. The message names the first difference."""
-
-
-def forget_frames(failure: BaseException) -> None:
-    """Let go of the local variables of the functions that an exception ended, and of those before it.
-
-    Values of a step are among them. Where exceptions and functions refer to each other in a circle, they would stay
-    until Python collects garbage.
-    """
-    seen: set[int] = set()
-    reason: BaseException | None = failure
-    while reason is not None and id(reason) not in seen:
-        seen.add(id(reason))
-        traceback.clear_frames(reason.__traceback__)
-        reason.__traceback__ = None
-        reason = reason.__cause__ or reason.__context__

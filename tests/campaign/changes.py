@@ -54,7 +54,8 @@ def backward_hook(pair: Pair) -> None:
 
 def parameter_hook(pair: Pair) -> None:
     for side in pair.sides:
-        side.handles.append(side.model.head.weight.register_hook(lambda gradient: gradient * 2))
+        weight = next(side.model.head.parameters())  # which may have been replaced by several layers
+        side.handles.append(weight.register_hook(lambda gradient: gradient * 2))
     pair.may_refuse = True
 
 

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy
@@ -105,8 +105,7 @@ def noted(value: Any) -> Any:
 
 def state_differences(expected: Mapping[Any, Any], actual: Mapping[Any, Any]) -> Iterator[Difference]:
     """Between two states of models of one kind. Gradients are as far apart as the largest of them lets it seem."""
-    tensors = [value for (kind, _), value in expected.items() if kind == "gradient" and value is not None]
-    typical = max((float(t.abs().max()) for t in tensors if t.numel() and t.isfinite().all()), default=0.0)
+    typical = largest_in(value for (kind, _), value in expected.items() if kind == "gradient")
     for key in dict.fromkeys([*expected, *actual]):
         kind, where = key
         if key not in expected or key not in actual:
@@ -123,7 +122,7 @@ def apart(expected: Any, actual: Any, floor: float = 0.0) -> tuple[float, str]:
     if isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor):
         return _tensors_apart(expected, actual, floor)
     if isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
-        found = [apart(a, b) for a, b in zip(expected, actual, strict=True)]
+        found = [apart(a, b, floor) for a, b in zip(expected, actual, strict=True)]
         return max((one for one in found if one[1]), default=(0.0, ""))
     if isinstance(expected, dict) and isinstance(actual, dict) and expected.keys() == actual.keys():
         found = [apart(value, actual[key]) for key, value in expected.items()]
@@ -160,6 +159,12 @@ def _short(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of {value.dtype}, {tuple(value.shape)}"
     return repr(value)[:80]
+
+
+def largest_in(tensors: Iterable[torch.Tensor | None]) -> float:
+    """The largest number that any of them holds, of those that are finite."""
+    sound = [t for t in tensors if t is not None and t.numel() and t.isfinite().all()]
+    return max((float(t.abs().max()) for t in sound), default=0.0)
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

@@ -79,8 +79,15 @@ def test_every_elementwise_operator_written_over_an_input_gives_the_same_bits():
                 except (RuntimeError, NotImplementedError, IndexError, TypeError):
                     continue  # not for floats, or not for these arguments
                 for place, given in enumerate(arguments):
-                    if isinstance(given, torch.Tensor) and alike(given, expected):
-                        copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
+                    if not isinstance(given, torch.Tensor) or not alike(given, expected):
+                        continue
+                    for others in (torch.preserve_format, torch.contiguous_format):
+                        copies = [
+                            a.clone(memory_format=others) if isinstance(a, torch.Tensor) and a is not given else a
+                            for a in arguments
+                        ]
+                        copies[place] = given.clone()
+                        expected = target(*copies)
                         variant(*copies, **{name: copies[place]})
                         assert torch.equal(copies[place].nan_to_num(), expected.nan_to_num()), target
                         tried.add(target)

@@ -15,20 +15,23 @@ from elbowroom.capture.traced_values import known_offset
 
 aten = torch.ops.aten
 
-# Not element by element, but every element is read only by whoever writes it, after its row was summed up.
-_ROW_BY_ROW = (aten._log_softmax_backward_data.default, aten._softmax_backward_data.default)
+# Not element by element, but every element is read only by whoever writes it, after its row was summed up. Their
+# kernels write rows as if they lay one after the other, whatever the layout of what is written over.
+ROW_BY_ROW = (aten._log_softmax_backward_data.default, aten._softmax_backward_data.default)
 
 
 def overwritable(node: fx.Node) -> list[fx.Node]:
     """The nodes read whose tensors have exactly the output's dtype, shape, layout and storage size."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return []
-    pointwise = torch.Tag.pointwise in node.target.tags or node.target in _ROW_BY_ROW
+    pointwise = torch.Tag.pointwise in node.target.tags or node.target in ROW_BY_ROW
     if not pointwise or out_variant(node.target) is None:
         return []
     output = node.meta.get("val")
-    reads = node.all_input_nodes[:1] if node.target in _ROW_BY_ROW else node.all_input_nodes
+    reads = node.all_input_nodes[:1] if node.target in ROW_BY_ROW else node.all_input_nodes
     if not isinstance(output, torch.Tensor) or _is_ambiguous(output, [read.meta.get("val") for read in reads]):
+        return []
+    if node.target in ROW_BY_ROW and not output.is_contiguous():
         return []
     return [read for read in reads if _alike(read.meta.get("val"), output)]
 

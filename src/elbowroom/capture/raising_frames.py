@@ -3,8 +3,8 @@
 By default PyTorch gives it up for good, and with it everybody whose code it is: another model of the same class, too.
 But an exception belongs to one call. A batch was wrong, or somebody pressed a key; the next call is as before.
 
-What PyTorch knew of the call while it traced, values of the step among it, refers to itself in a circle. It would stay
-until Python collects garbage, and is let go at once.
+What PyTorch knew of the call while it traced, values of the step among it, refers to itself in a circle. Until Python
+collects garbage it would stay; it is let go at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch._dynamo import convert_frame
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.types import FrameAction, FrameExecStrategy  # type: ignore[attr-defined]
 
-from elbowroom.errors import forget_frames
+from elbowroom.errors import let_go_of_values
 
 _compile: Callable[..., Any] = convert_frame._compile
 
@@ -39,5 +39,5 @@ def _compile_or_run_once(*args: Any, **kwargs: Any) -> Any:
     except Unsupported as failure:
         if getattr(failure, "gb_type", None) == "Observed exception":
             failure.frame_exec_strategy = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
-        forget_frames(failure)
+        let_go_of_values(failure)
         raise

@@ -9,7 +9,6 @@ from __future__ import annotations
 import keyword
 import operator
 import re
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from torch import fx
 
 from elbowroom.capture.generator_variant import generator_variant
 from elbowroom.capture.joint_graph import Captured, rerun_call
-from elbowroom.capture.out_variant import out_variant
+from elbowroom.capture.out_variant import ROW_BY_ROW, out_variant
 from elbowroom.capture.traced_values import tensors_of
+from elbowroom.errors import let_go_of_values
 from elbowroom.execute.accumulation import accumulator, unreached
 from elbowroom.execute.drawing import draws_from
 from elbowroom.step.operations import Run, only_runs
@@ -92,17 +92,10 @@ def _below_autograd(function: Callable[[list[Any]], list[Any]]) -> Callable[[lis
             with torch._C._AutoDispatchBelowAutograd():
                 return function(arguments)
         except BaseException as failure:
-            _let_go_of_values(failure)
+            let_go_of_values(failure)
             raise
 
     return run
-
-
-def _let_go_of_values(failure: BaseException) -> None:
-    """A failure holds the variables of every function that it has left, for as long as somebody looks at it. Those of
-    a program and of what it calls are all that it had in memory."""
-    if failure.__traceback__ is not None:
-        traceback.clear_frames(failure.__traceback__.tb_next)
 
 
 class _Writer:
@@ -216,10 +209,14 @@ class _Writer:
         if target is operator.getitem:
             return f"{self._value(args[0])}[{args[1]}]"
         named = [f"{key}={self._value(value)}" for key, value in node.kwargs.items()]
-        if run.reuses is not None:
-            target, keyword_name = out_variant(target) or (target, "out")
-            named.append(f"{keyword_name}={self.names[run.reuses]}")
-        return f"{self._operator(target)}({', '.join([*map(self._value, args), *named])})"
+        given = ", ".join([*map(self._value, args), *named])
+        if run.reuses is None:
+            return f"{self._operator(target)}({given})"
+        over, (variant, place) = self.names[run.reuses], out_variant(target) or (target, "out")
+        call = f"{self._operator(variant)}({given}, {place}={over})"
+        if target in ROW_BY_ROW:  # tracing may have been wrong about the layout
+            call += f" if {over}.is_contiguous() else {self._operator(target)}({given})"
+        return call
 
     def _drawn(self, op: int, how: str, *state: str) -> str:
         """The call of a random operator that draws for the first time, or again."""
@@ -234,6 +231,9 @@ class _Writer:
 
     def _operator(self, target: Any) -> str:
         name = str(target).removesuffix(".default")
+        if target is torch.ops.aten.view.default:
+            # Tracing is wrong about the layout that some kernels leave. Where that cannot be viewed, it is copied.
+            target = torch.ops.aten.reshape.default
         if isinstance(target, torch._ops.OpOverload):
             return self._bind(target._op, name)
         return self._bind(target, getattr(target, "__name__", name))

@@ -29,7 +29,7 @@ from torch._dynamo.exc import (
 from elbowroom.capture.backend import capture_settings, make_backend
 from elbowroom.capture.joint_graph import DATA_DEPENDENT
 from elbowroom.capture.unplanned import unplanned_nodes
-from elbowroom.errors import ElbowroomError, first_line
+from elbowroom.errors import ElbowroomError, first_line, let_go_of_values
 from elbowroom.execute.region import Looks, Region, Stopped
 from elbowroom.measure.undisturbed import undisturbed
 
@@ -114,7 +114,7 @@ class Looker:
             self._refusals.append,
             fused=self._fused,
         )
-        self._whole = torch.compile(_with_own_code(self._step), backend=whole, fullgraph=True)
+        self._whole = _compiled_whole(_with_own_code(self._step), whole)
         self._parts = torch.compile(_with_own_code(self._step), backend=parts)
 
     # --- as a whole ---
@@ -132,7 +132,9 @@ class Looker:
         except Exception as failure:
             if self.looks.begun != begun or isinstance(failure, ElbowroomError):
                 raise
-            raise self._not_whole(failure) from failure
+            refusal = self._not_whole(failure)
+            let_go_of_values(failure)
+        raise refusal  # here, where it is not linked to the failure, which knows the step's values
 
     def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Region:
         """The one graph of a step. Nothing of the step runs."""
@@ -230,6 +232,18 @@ def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     )
     own.__kwdefaults__ = function.__kwdefaults__
     return own
+
+
+def _compiled_whole(function: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
+    """The same as `torch.compile(…, fullgraph=True)`, which PyTorch refuses to cut, but without a check of its own.
+
+    PyTorch counts the compiled code that a call runs, and raises an error after a call that ran none, when the step
+    has had its effects and its result is lost. Threads share the counter, so that one reads what another has reset.
+    """
+    whole: Any = torch._dynamo.optimize(backend=backend, nopython=True)
+    if hasattr(torch._dynamo.eval_frame, "set_fullgraph_compiled_frame_count"):  # not yet in 2.11
+        whole.fullgraph = False  # read at each call, for that check; tracing was told above
+    return whole(function)  # type: ignore[no-any-return]
 
 
 def _shown(failure: Exception) -> str:

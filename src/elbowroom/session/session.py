@@ -21,7 +21,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.utils.hooks import RemovableHandle
 
 from elbowroom.capture.unplanned import backward_hook_in
-from elbowroom.errors import BudgetTooSmall, ElbowroomError, first_line, forget_frames
+from elbowroom.errors import BudgetTooSmall, ElbowroomError, first_line
 from elbowroom.execute.region import Region, Stopped
 from elbowroom.measure.random_state import random_state_kept
 from elbowroom.measure.resident import device_bytes, give_back_cached
@@ -84,16 +84,19 @@ class Session(Handle):
                 entry = self._remember(Entry(key, unplanned=too_many_shapes(self.options.max_shapes)))
             if entry is not None:
                 return self._run_apart(entry, args, kwargs)
+        looks = self._looker.looks
         while True:
+            begun = looks.begun
             try:
                 outputs = self._looker.run(args, kwargs)
             except Stopped as stopped:
                 region = stopped.region
             except NotWhole as refusal:
-                forget_frames(refusal)
-                why = refusal
+                why = refusal.with_traceback(None)  # which knows this variable, and the step's values
                 break
             else:
+                if looks.begun == begun:
+                    self._say_unplanned("PyTorch ran it without tracing it; is that switched off, as by set_stance?")
                 self._count_waiting(self._running)
                 return outputs
             entry = self._planned(region, args, kwargs)
@@ -215,7 +218,7 @@ class Session(Handle):
         try:
             region = self._looker.look(args, kwargs)
         except NotWhole as refusal:
-            why = refusal
+            why = refusal.with_traceback(None)
         else:
             return self._planned(region, args, kwargs)
         return self._prepare_apart(why, args, kwargs)
@@ -332,12 +335,23 @@ class Session(Handle):
         return Entry(key, plan=entry.plan, unplanned=entry.unplanned, instead=self._instead, instead_entry=entry)
 
     def _plan_midway(self, region: Region) -> None:
-        """A graph is traced in the middle of a step in parts: something else than the shape has changed."""
-        with self._watch.paused():
-            waiting_bytes = self._planner.plan_midway(region, self._running)
-            give_back_cached()
+        """A graph is traced in the middle of a step in parts: something else than the shape has changed.
+
+        If it does not fit, the step goes on all the same, because what it did so far stays done; the next step is
+        refused before it begins.
+        """
         self._midway.add(region)
         self._traced_midway = True
+        least = ""
+        with self._watch.paused():
+            try:
+                waiting_bytes = self._planner.plan_midway(region, self._running)
+            except BudgetTooSmall as refusal:
+                waiting_bytes = self._planner.plan_midway(region, self._running, refusal.least_budget)
+                least = format_bytes(refusal.least_budget)
+            give_back_cached()
+        if least:
+            self._say_unplanned(f"something in it changed in the middle of a step, and it needs at least {least} now")
         entry = self._running
         if entry is not None and entry.plan is not None:
             self._watch.begin(entry, entry.plan, region.traced.device, self.options.optimizer, waiting_bytes)

@@ -97,11 +97,11 @@ class StepPlanner:
             _fall_short(entry, refusal)
         return entry
 
-    def plan_midway(self, region: Region, running: Entry | None) -> int:
+    def plan_midway(self, region: Region, running: Entry | None, budget: int | None = None) -> int:
         """A graph is traced in the middle of a step in parts: something else than the shape has changed.
 
-        It gets a plan of its own, at once, for one step, within what those that wait for their backward leave. What
-        those hold is returned, in bytes.
+        It gets a plan of its own, at once, for one step, within what those that wait for their backward leave of the
+        budget, or of another one. What those hold is returned, in bytes.
         """
         resident = self._resident([region], ())
         resident["waiting"] = 0
@@ -110,7 +110,7 @@ class StepPlanner:
             resident["waiting"] = sum(plan.saved_bytes for each, plan in pairs if each.tickets.waiting)
         plan_one(
             region,
-            budget=self.options.budget_bytes,
+            budget=budget or self.options.budget_bytes,
             resident=resident,
             estimate=self.options.estimate,
             loss_inside=self.options.loss is not None,

@@ -1,0 +1,134 @@
+"""What PyTorch does when it looks at a step: where it traces, counts what it ran, or gives up, and what it keeps."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import elbowroom  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.last(torch.tanh(self.first(x)))
+
+
+def test_another_thread_that_resets_pytorchs_counter_costs_no_step():
+    """PyTorch counts what a call ran in one place for all threads."""
+    counter = getattr(torch._dynamo.eval_frame, "set_fullgraph_compiled_frame_count", None)
+    if counter is None:
+        pytest.skip("this PyTorch does not count")
+    model, x = Small(), torch.randn(8, 16)
+    session = elbowroom.fit(model, x, budget="1MiB").elbowroom
+    looks = session._looker.looks
+    may_run = looks.may_run
+
+    def reset_meanwhile(region):
+        counter(-1)
+        counter(0)  # and the other thread begins a call of its own
+        return may_run(region)
+
+    looks.may_run = reset_meanwhile
+    try:
+        model(x).sum().backward()
+    finally:
+        counter(-1)
+    assert model.first.weight.grad is not None
+
+
+def test_a_step_that_pytorch_was_told_not_to_trace_runs_once_and_is_said():
+    plain, x = Small(), torch.randn(8, 16)
+    model = elbowroom.fit(copy.deepcopy(plain), x, budget="1MiB")
+    with torch.compiler.set_stance("force_eager"), pytest.warns(UserWarning, match="without tracing it"):
+        found = model(x)
+    assert torch.equal(found, plain(x))
+    assert model.calls == plain.calls
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(model(x), plain(x))
+
+
+class Cut(Small):
+    """Cannot be one graph once it is told so."""
+
+    cut = False
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        if self.cut:
+            torch._dynamo.graph_break()
+        return self.last(h)
+
+
+@pytest.mark.parametrize("in_training", [False, True])
+def test_what_a_step_had_that_was_no_single_graph_goes_with_it(in_training):
+    """Nobody has to look for rings to let go of the batch."""
+    model, x = Cut(), torch.randn(8, 16)
+    model.cut = not in_training
+    gc.collect()
+    gc.disable()
+    try:
+        elbowroom.fit(model, x, budget="1MiB")
+        model.cut = True
+        model(x).sum().backward()
+        batch = weakref.ref(x)
+        del x
+        assert batch() is None
+    finally:
+        gc.enable()
+
+
+class Widened(nn.Module):
+    """In two graphs; the layer in the second of them may be replaced. Counts before the cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.calls = nn.Linear(16, 16), nn.Linear(16, 16), []
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        torch._dynamo.graph_break()
+        self.calls.append(len(self.calls))
+        torch._dynamo.graph_break()
+        return self.last(h).square().mean()
+
+
+def test_a_step_that_needs_more_in_its_middle_goes_on_and_the_next_is_refused():
+    model, x = Widened(), torch.randn(64, 16)
+    elbowroom.fit(model, x, budget="1MiB")
+    with pytest.raises(elbowroom.BudgetTooSmall) as refusal:
+        model.elbowroom.set_budget(1)
+    model.elbowroom.set_budget(refusal.value.least_budget)
+    model(x).backward()
+    model.zero_grad()
+    model.last = nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 16))
+    plain = copy.deepcopy(model)
+    with pytest.warns(UserWarning, match="in the middle of a step"):
+        model(x).backward()
+    with plain.elbowroom.off():
+        plain(x).backward()
+    for expected, found in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.equal(found.grad, expected.grad)
+    assert model.calls == [0, 1]
+    model.zero_grad()
+    with pytest.raises(elbowroom.BudgetTooSmall) as refusal:
+        model(x)
+    assert model.calls == [0, 1]
+    model.elbowroom.set_budget(refusal.value.least_budget)
+    model(x).backward()
