@@ -32,7 +32,7 @@ from elbowroom.session.inputs import check_optimizer
 from elbowroom.session.looking import Looker, NotWhole, Sight
 from elbowroom.session.options import Options
 from elbowroom.session.planning import fused_or_plain
-from elbowroom.session.saying import over_budget, say_fallback, too_many_shapes
+from elbowroom.session.saying import say_fallback, too_many_shapes
 from elbowroom.session.steps import Entry, StepPlanner
 from elbowroom.session.watching import Watch
 from elbowroom.units import format_bytes, parse_bytes
@@ -161,16 +161,6 @@ class Session(Handle):
         return f"{self._hooked}; remove it, or pass stages=[…]" if self._hooked else ""
 
     # --- watching ---
-
-    def _look_at_peak(self, entry: Entry, start_bytes: int, taken_bytes: int) -> None:
-        """A watched step has ended, having taken so much."""
-        entry.unwatched -= 1
-        excess = taken_bytes - self.options.budget_bytes
-        if excess <= 0:
-            return
-        entry.excess_bytes = excess if self.options.plan is None else 0
-        message = over_budget(self.model, self.options.budget_bytes, start_bytes, taken_bytes, entry.unplanned)
-        self._say_over_budget(message)
 
     def _leave_room(self, entry: Entry) -> None:
         """Plan a step again that took more than its budget; if that does not fit, the plan stays and it is said."""

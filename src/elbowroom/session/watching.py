@@ -6,8 +6,8 @@ that is not traced takes while it runs, what somebody else allocates in between.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -37,10 +37,10 @@ class Watch:
         self._thread = 0
         self._in_backward = False
 
-    def begin(self, of: Any, plan: Plan, device: torch.device, optimizer: Any) -> None:
+    def begin(self, of: Any, plan: Plan, device: torch.device, optimizer: Any, waiting_bytes: int = 0) -> None:
         """A forward of `of` begins; if an earlier one of it still waits for its backward, both are one step."""
         if self._peak is None or self._of is not of:
-            self.begin_afresh(of, plan, device, optimizer)
+            self.begin_afresh(of, plan, device, optimizer, waiting_bytes)
 
     def begin_afresh(self, of: Any, plan: Plan, device: torch.device, optimizer: Any, waiting_bytes: int = 0) -> None:
         """A step of `of` is watched from here. It is under way if something waits for its backward."""
@@ -49,7 +49,7 @@ class Watch:
         peak = StepPeak()
         limit = plan.budget_bytes - base_bytes
         if peak.start(device, limit_bytes=limit, watched=list(self._model.parameters())):
-            self._peak, self._of, self._base_bytes, self._thread = peak, of, base_bytes, get_ident()
+            self._peak, self._of, self._base_bytes, self._thread = peak, of, base_bytes, threading.get_ident()
             _WATCHES.add(self)
 
     def backward_begins(self) -> None:
@@ -58,7 +58,7 @@ class Watch:
 
     def backward_ends(self) -> None:
         """Called in the thread that started a backward, whichever model it was of."""
-        if self._in_backward and self._thread == get_ident():
+        if self._in_backward and self._thread == threading.get_ident():
             peak, of = self._peak, self._of
             taken = peak.stop() if peak is not None else None
             self.give_up()
@@ -77,11 +77,13 @@ class _Watches:
     """Those that wait for the end of a backward.
 
     PyTorch has callbacks for that, but they run inside of the backward, where what belongs to a thread, as a profiler
-    does, cannot be ended. So the function that starts backwards is wrapped, as long as somebody waits.
+    does, cannot be ended. So the function that starts backwards is wrapped, as long as somebody waits. Backwards may
+    start others, as those of stages do: a step ends with the one that began first in its thread.
     """
 
     def __init__(self) -> None:
         self._waiting: list[Watch] = []
+        self._inside = threading.local()
         self._start: Callable[..., Any] = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
     def add(self, watch: Watch) -> None:
@@ -94,6 +96,8 @@ class _Watches:
             torch.autograd._engine_run_backward = self._start  # type: ignore[attr-defined]
 
     def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        is_inner = getattr(self._inside, "backward", False)
+        self._inside.backward = True
         try:
             result = self._start(*args, **kwargs)
         except BaseException:
@@ -101,8 +105,11 @@ class _Watches:
                 if watch._in_backward:
                     watch.give_up()
             raise
-        for watch in self._waiting:
-            watch.backward_ends()
+        finally:
+            self._inside.backward = is_inner
+        if not is_inner:
+            for watch in self._waiting:
+                watch.backward_ends()
         return result
 
 
@@ -125,6 +132,16 @@ def _base_bytes(model: nn.Module, plan: Plan, device: torch.device, optimizer: A
 
 def _known_bytes(resident: Mapping[str, int]) -> int:
     return sum(size for name, size in resident.items() if name != OUTSIDE)
+
+
+def more_outside(plan: Plan, excess_bytes: int) -> int:
+    """Bytes to leave free in the next plan for what happens outside, after a step that took so much too much.
+
+    What this plan did not use of the budget, what is outside has taken, too.
+    """
+    unused_bytes = max(0, plan.budget_bytes - plan.peak_bytes)
+    varies_bytes = max(1024, excess_bytes // 8)  # from step to step, a little
+    return plan.resident.get(OUTSIDE, 0) + unused_bytes + excess_bytes + varies_bytes
 
 
 def never_called(model: nn.Module, say: Callable[[], None]) -> Callable[[], None]:
