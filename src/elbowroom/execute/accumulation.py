@@ -48,6 +48,11 @@ def on_trial(*, keeps: bool) -> Iterator[None]:
         _on_trial.reset(token)
 
 
+def is_on_trial() -> bool:
+    """Whether a program runs only to be measured, on values that may be made up."""
+    return _on_trial.get() is not None
+
+
 def _take(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
     return _put(parameter, gradient, _as_gradient)
 

@@ -21,11 +21,14 @@ from torch import fx
 from elbowroom.capture.generator_variant import generator_variant
 from elbowroom.capture.joint_graph import Captured, rerun_call
 from elbowroom.capture.out_variant import out_variant
+from elbowroom.capture.rewrites.rewrite import CHECK
 from elbowroom.capture.traced_values import tensors_of
-from elbowroom.execute.accumulation import accumulator, unreached
+from elbowroom.execute.accumulation import accumulator, is_on_trial, unreached
 from elbowroom.execute.drawing import draws_from
 from elbowroom.step.operations import Run, only_runs
 from elbowroom.step.program import Program, reads_of
+
+_NO_MESSAGE = "assertion error"  # what tracing writes where an assertion has none
 
 
 @dataclass(frozen=True)
@@ -233,6 +236,8 @@ class _Writer:
         return f"{self._bind(draws, name)}.{how}({', '.join(arguments)})"
 
     def _operator(self, target: Any) -> str:
+        if target is CHECK:
+            return self._bind(_check, "check")
         name = str(target).removesuffix(".default")
         if isinstance(target, torch._ops.OpOverload):
             return self._bind(target._op, name)
@@ -268,6 +273,12 @@ class _Writer:
             self._bound[key] = name
             self.namespace[name] = value
         return self._bound[key]
+
+
+def _check(condition: torch.Tensor, message: str) -> None:
+    """`assert` of a tensor, as it was written. What made-up values do not fulfil says nothing."""
+    if not is_on_trial() and not condition:
+        raise AssertionError(message) if message != _NO_MESSAGE else AssertionError
 
 
 def _identifier(name: str) -> str:
