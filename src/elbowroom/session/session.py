@@ -32,7 +32,7 @@ from elbowroom.session.inputs import check_optimizer
 from elbowroom.session.looking import Looker, NotWhole, Sight
 from elbowroom.session.options import Options
 from elbowroom.session.planning import fused_or_plain
-from elbowroom.session.saying import say_fallback, too_many_shapes
+from elbowroom.session.saying import no_backward, say_fallback, too_many_shapes
 from elbowroom.session.steps import Entry, StepPlanner
 from elbowroom.session.watching import Watch
 from elbowroom.units import format_bytes, parse_bytes
@@ -63,7 +63,14 @@ class Session(Handle):
         self._planner = StepPlanner(model, options)
         self._watch = Watch(model, self._look_at_peak)
         limit = (_MOST_TRACES + 1) * (options.max_shapes + 1)
-        self._looker = Looker(model, self.step, self._plan_midway, fused=options.fuses, graph_limit=limit)
+        self._looker = Looker(
+            model,
+            self.step,
+            self._plan_midway,
+            no_backward=no_backward(options.loss is not None),
+            fused=options.fuses,
+            graph_limit=limit,
+        )
         self._looker.looks.may_run = self._may_run
         for looks in (self._looker.looks, self._looker.part_looks):
             looks.on_backward = self._watch.backward_begins
