@@ -23,7 +23,7 @@ from elbowroom.capture.joint_graph import Captured, rerun_call
 from elbowroom.capture.out_variant import out_variant
 from elbowroom.capture.rewrites.rewrite import CHECK
 from elbowroom.capture.traced_values import tensors_of
-from elbowroom.execute.accumulation import accumulator, is_on_trial, unreached
+from elbowroom.execute.accumulation import accumulator, is_on_trial
 from elbowroom.execute.drawing import draws_from
 from elbowroom.step.operations import Run, only_runs
 from elbowroom.step.program import Program, reads_of
@@ -118,7 +118,7 @@ class _Writer:
         )
         self.ops = captured.graph.ops
         self.names = [_identifier(op.name) for op in self.ops]
-        self.namespace: dict[str, Any] = {"torch": torch, "accumulator": accumulator, "unreached": unreached}
+        self.namespace: dict[str, Any] = {"torch": torch, "accumulator": accumulator}
         self._bound: dict[Any, str] = {}
         self._taken = set(self.names)
         self._numbers = {node: i for i, node in enumerate(captured.nodes)}
@@ -203,9 +203,8 @@ class _Writer:
             call = f"{name} = {self._call(op, run)}"
         for i in run.accumulates:
             function = "accumulate" if self._owns(op) else "accumulate_copy"
-            if i in self.without:
-                function = "unreached"
-            call += f"; rest_{self.names[i]} = {function}({self.names[i]}, {name})"
+            rest = "None" if i in self.without else f"{function}({self.names[i]}, {name})"
+            call += f"; rest_{self.names[i]} = {rest}"
         frees = [self.names[value] for value in run.frees]
         return f"    {call}" + (f"; {' = '.join(frees)} = None" if frees else "")
 
