@@ -129,6 +129,33 @@ def test_a_function_that_cannot_be_traced_is_said_each_time_that_the_budget_is_s
         elbowroom.fit(HasAnUntraceableFunction(), x, budget="2MiB", strict=True)
 
 
+@pytest.mark.parametrize("by_stages", [False, True])
+@pytest.mark.parametrize(
+    "register", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]
+)
+def test_hooks_of_all_modules_run_and_are_said(register, by_stages):
+    torch.manual_seed(0)
+    plain, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.randn(4, 8, requires_grad=True)
+    ours, seen = copy.deepcopy(plain), {}
+    elbowroom.fit(ours, x, budget="1MiB", times="estimate", stages=list(ours) if by_stages else None)
+    for model in (plain, ours):
+        calls = seen[model] = []
+        hook = getattr(nn.modules.module, f"register_module_{register}")(lambda m, *_: calls.append(type(m)))  # noqa: B023
+        try:
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                model(x).sum().backward()
+        finally:
+            hook.remove()
+    assert seen[plain] == seen[ours]
+    assert seen[ours]
+    assert any("registered for all modules" in str(each.message) for each in said)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours(x).sum().backward()
+    assert seen[plain] == seen[ours]
+
+
 def test_stages_that_are_not_planned_are_said_again_of_another_budget():
     model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.randn(4, 8)
     fitted = elbowroom.fit(model, x, budget="1MiB", stages=list(model))

@@ -20,7 +20,7 @@ from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 from torch.utils.hooks import RemovableHandle
 
-from elbowroom.capture.unplanned import backward_hook_in
+from elbowroom.capture.unplanned import backward_hook_in, hook_of_all_modules
 from elbowroom.errors import BudgetTooSmall, ElbowroomError, first_line
 from elbowroom.execute.region import Region, Stopped
 from elbowroom.measure.random_state import random_state_kept
@@ -80,7 +80,7 @@ class Session(Handle):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._runs_plainly():
             return self.step(*args, **kwargs)
-        if hook := self._backward_hook():
+        if hook := self._unseen_hook():
             self._say_unplanned(hook)
             return self.step(*args, **kwargs)
         if self._keyed:
@@ -157,15 +157,16 @@ class Session(Handle):
         self._count_waiting(entry)
         return outputs
 
-    def _backward_hook(self) -> str:
-        """Which module has a backward hook, if one does: PyTorch runs such models as they are, without a word.
+    def _unseen_hook(self) -> str:
+        """A backward hook, with which PyTorch runs models as they are without a word, or one of all modules.
 
         Looked for again only when some hook was registered somewhere since.
         """
         if self._hooked or RemovableHandle.next_id != self._hooks_seen:
             self._hooks_seen = RemovableHandle.next_id
-            self._hooked = backward_hook_in(self.model)
-        return f"{self._hooked}; remove it, or pass stages=[…]" if self._hooked else ""
+            hooked = backward_hook_in(self.model)
+            self._hooked = f"{hooked}; remove it, or pass stages=[…]" if hooked else hook_of_all_modules()
+        return self._hooked
 
     # --- watching ---
 
@@ -193,7 +194,7 @@ class Session(Handle):
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
         """The entry of this call, planned now if it is new."""
-        if hook := self._backward_hook():
+        if hook := self._unseen_hook():
             self._say_unplanned(hook)
             return Entry(call_key(self.model, args, kwargs), unplanned=hook)
         with random_state_kept():

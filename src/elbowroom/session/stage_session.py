@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from elbowroom.capture.unplanned import hook_of_all_modules
 from elbowroom.errors import BudgetTooSmall, InputError
 from elbowroom.execute.by_stages.measuring import fuse_stages, has_hooks, measure_stages, stages_of
 from elbowroom.execute.by_stages.runner import ChainRunner
@@ -125,7 +126,7 @@ class StageSession(Handle):
             return "stages take one value each; pass it by position, not by keyword"
         if call_key(self.model, args, kwargs) not in self.entries and len(self.entries) >= self.options.max_shapes:
             return too_many_shapes(len(self.entries))
-        return self._left_out()
+        return hook_of_all_modules() or self._left_out()
 
     def _left_out(self) -> str | None:
         """What would not happen if only the stages that were given ran, if there is something.
