@@ -167,6 +167,19 @@ def test_other_shapes_are_alternatives():
         assert_same_gradients(model, expected)
 
 
+def test_rows_that_are_too_many_to_be_planned_are_said_once(monkeypatch):
+    monkeypatch.setattr("elbowroom.session.graph_group._MOST_ROWS", 1)
+    model = with_gradients(Broken(2))
+    first, other = torch.randn(ROWS, WIDTH), torch.randn(ROWS - 16, WIDTH)
+    planned = compiled(model, budget_of(model, first, 10), dynamic=False)
+    for _ in range(3):
+        said = said_in(lambda: peak_of_step(planned, first))[1]
+    assert not said
+    assert "more than 1 different rows" in said_in(lambda: peak_of_step(planned, other))[1][0]
+    assert not said_in(lambda: peak_of_step(planned, other))[1]
+    assert not said_in(lambda: peak_of_step(planned, first))[1]
+
+
 def test_two_forwards_before_one_backward():
     model, x = with_gradients(Broken(1)), torch.randn(ROWS, WIDTH)
     budget = budget_of(model, x, 11) + x.nbytes

@@ -88,12 +88,15 @@ class GraphGroup:
                 self._unplanned = False
                 self._plan_rows(options)
         self._row = row = (*self._row, region)
-        if any(known[: len(row)] == row for known in self._rows) or len(self._rows) >= _MOST_ROWS:
+        if any(known[: len(row)] == row for known in self._rows):
             return
-        self._rows = [known for known in self._rows if row[: len(known)] != known] + [row]
+        others = [known for known in self._rows if row[: len(known)] != known]
+        is_planned = len(others) < _MOST_ROWS
+        if is_planned:
+            self._rows = [*others, row]
         if len(row) > 1:
-            self._unplanned = True
-            self._say_if_over(row, options)
+            self._unplanned |= is_planned
+            self._say_if_over(row, options, is_planned=is_planned)
 
     def _waiting(self) -> bool:
         return any(region.tickets.waiting for region in self._members)
@@ -149,9 +152,16 @@ class GraphGroup:
 
     # --- what is said ---
 
-    def _say_if_over(self, row: Row, options: Options) -> None:
+    def _say_if_over(self, row: Row, options: Options, *, is_planned: bool) -> None:
         peak = self._peak(row, {region: self._members[region].planned for region in row})
         if peak <= self._room(row, options):
+            return
+        if not is_planned:
+            self._say(
+                f"elbowroom: a compiled model runs its graphs in more than {_MOST_ROWS} different rows. Others are "
+                f"not planned together, and take more than their budget of {format_bytes(options.budget_bytes)}; "
+                "elbowroom.fit sees all of a model before its first step"
+            )
             return
         resident = sum(self._resident([self._members[region] for region in row]).values())
         cuda = self._members[row[0]].graph.device.type == "cuda"
