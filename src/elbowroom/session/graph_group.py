@@ -16,10 +16,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+import torch
+
 from elbowroom.capture.joint_graph import live_bytes
 from elbowroom.errors import BudgetTooSmall
 from elbowroom.execute.plannable import Plannable
 from elbowroom.execute.region import Region
+from elbowroom.measure.resident import optimizer_bytes
 from elbowroom.plan.planner import Planned
 from elbowroom.plan.together import peak_together
 from elbowroom.session.options import Options
@@ -65,7 +68,8 @@ class GraphGroup:
             self._row = ()
         alone = not self._row
         shown = _storages(region)
-        resident = self._resident([*(self._members[r] for r in self._row if r in self._members)], shown)
+        earlier = [self._members[r] for r in self._row if r in self._members]
+        resident = self._resident(earlier, options, region.traced.device, shown)
         resident["earlier graphs"] = self._held()
         graph, planned = make(resident, alone)
         self._members[region] = _Member(graph, planned, *shown)
@@ -108,12 +112,21 @@ class GraphGroup:
             for region, member in self._members.items()
         )
 
-    def _resident(self, members: Sequence[_Member], last: _Storages | None = None) -> dict[str, int]:
+    def _resident(
+        self, members: Sequence[_Member], options: Options, device: torch.device, last: _Storages | None = None
+    ) -> dict[str, int]:
         """What is resident while a row runs; storages that several graphs have, once."""
         shown = [(m.parameters, m.others, m.passed_on) for m in members] + ([last] if last else [])
         parameters = sum(_union(each[0] for each in shown).values())
         others = _union([*(each[1] for each in shown), shown[0][2]])
-        return {"parameters": parameters, "gradients": parameters, "batch and buffers": sum(others.values())}
+        found = {"parameters": parameters, "gradients": parameters, "batch and buffers": sum(others.values())}
+        if options.optimizer is not None:
+            found["optimizer"] = optimizer_bytes(options.optimizer, device)
+        return found
+
+    def _resident_in(self, row: Row, options: Options) -> dict[str, int]:
+        members = [self._members[region] for region in row]
+        return self._resident(members, options, members[0].graph.device)
 
     # --- planning rows ---
 
@@ -134,7 +147,7 @@ class GraphGroup:
 
     def _planned_together(self, row: Row, options: Options) -> list[Planned]:
         graphs = [self._members[region].graph for region in row]
-        resident = self._resident([self._members[region] for region in row])
+        resident = self._resident_in(row, options)
         budget = options.budget_bytes
         try:
             if needs_trials(graphs, budget, resident):
@@ -163,7 +176,7 @@ class GraphGroup:
                 "elbowroom.fit sees all of a model before its first step"
             )
             return
-        resident = sum(self._resident([self._members[region] for region in row]).values())
+        resident = sum(self._resident_in(row, options).values())
         cuda = self._members[row[0]].graph.device.type == "cuda"
         self._say(
             f"elbowroom: a compiled model runs {len(row)} graphs before its backward, which take "
@@ -182,7 +195,7 @@ class GraphGroup:
         return peak_together([planned[region] for region in row])
 
     def _room(self, row: Row, options: Options) -> int:
-        resident = sum(self._resident([self._members[region] for region in row]).values())
+        resident = sum(self._resident_in(row, options).values())
         cuda = self._members[row[0]].graph.device.type == "cuda"
         return room_within(options.budget_bytes, resident, cuda=cuda, is_measured=True)
 
