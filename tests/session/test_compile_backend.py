@@ -55,9 +55,13 @@ def test_the_compile_backend_with_fused_kernels(monkeypatch, fails):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, r"options: needs a budget, such as \{\"budget\": \"8GiB\"\}; elbowroom takes budget, times, kernels"),
+        (
+            {},
+            r"options: needs a budget, such as \{\"budget\": \"8GiB\"\}; elbowroom takes budget, times, kernels",
+        ),
         ({"budget": "1GiB", "bugdet": 1}, "options: has no 'bugdet'; elbowroom takes budget, times, kernels"),
-        ({"budget": "1GiB", "optimizer": None}, "options: has no 'optimizer'"),
+        ({"budget": "1GiB", "loss": None}, "options: has no 'loss'"),
+        ({"budget": "1GiB", "optimizer": torch.optim.Adam}, r"options\.optimizer: is the class Adam"),
         ({"budget": "lots"}, r"options\.budget: "),
         ({"budget": "1GiB", "times": "guess"}, r"options\.times: must be"),
         ({"budget": "1GiB", "kernels": "triton"}, r"options\.kernels: must be"),

@@ -167,6 +167,34 @@ def test_other_shapes_are_alternatives():
         assert_same_gradients(model, expected)
 
 
+@pytest.mark.parametrize(("parts", "activations"), [(1, 7), (3, 16)])
+def test_the_state_of_an_optimizer_is_counted_if_it_is_named(parts, activations):
+    model, x = with_gradients(Broken(parts)), torch.randn(ROWS, WIDTH)
+    optimizer = torch.optim.Adam(model.parameters())
+    state = 2 * sum(p.nbytes for p in model.parameters())
+    budget = budget_of(model, x, activations) + state
+    options = {"budget": budget, "times": "estimate", "optimizer": optimizer}
+    planned = torch.compile(model, backend="elbowroom", options=options)
+    for step in range(4):
+        peak, said = said_in(lambda: peak_of_step(planned, x))
+        optimizer.step()
+        assert peak <= budget - resident(model, x) - state or (step == 0 and said)
+    assert peak >= budget - resident(model, x) - state - 4 * ACTIVATION  # and what there is, is used
+
+
+def test_rows_that_are_too_many_to_be_planned_are_said_once(monkeypatch):
+    monkeypatch.setattr("elbowroom.session.graph_group._MOST_ROWS", 1)
+    model = with_gradients(Broken(2))
+    first, other = torch.randn(ROWS, WIDTH), torch.randn(ROWS - 16, WIDTH)
+    planned = compiled(model, budget_of(model, first, 10), dynamic=False)
+    for _ in range(3):
+        said = said_in(lambda: peak_of_step(planned, first))[1]
+    assert not said
+    assert "more than 1 different rows" in said_in(lambda: peak_of_step(planned, other))[1][0]
+    assert not said_in(lambda: peak_of_step(planned, other))[1]
+    assert not said_in(lambda: peak_of_step(planned, first))[1]
+
+
 def test_two_forwards_before_one_backward():
     model, x = with_gradients(Broken(1)), torch.randn(ROWS, WIDTH)
     budget = budget_of(model, x, 11) + x.nbytes

@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 
 import elbowroom  # noqa: E402
 from elbowroom.errors import BudgetTooSmall  # noqa: E402
-from elbowroom.session.saying import budget_too_small, no_backward  # noqa: E402
+from elbowroom.session.saying import budget_too_small  # noqa: E402
 from trained import fit  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -65,6 +65,14 @@ def test_a_table_names_no_account_and_no_crossing():
     assert not re.search(r"persistent|account|cross|value by value|ways to cut", text)
 
 
-def test_why_there_is_no_backward():
-    assert no_backward(True).startswith("its loss does not depend on a tensor that needs a gradient")
-    assert no_backward(False).startswith("nothing that it returns depends on a tensor that needs a gradient")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "nothing that it returns depends on a tensor that needs a gradient"),
+        ({"loss": lambda output: output.sum()}, "its loss does not depend on a tensor that needs a gradient"),
+    ],
+)
+def test_why_there_is_no_backward(options, said):
+    frozen = nn.Linear(4, 4).requires_grad_(False)
+    with pytest.warns(UserWarning, match=said):
+        elbowroom.fit(frozen, torch.ones(2, 4), budget="1MiB", times="estimate", **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 
 import pytest
 
@@ -13,8 +14,8 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import elbowroom  # noqa: E402
-from elbowroom.errors import BudgetTooSmall, InputError, Unplanned  # noqa: E402
-from fitted import step_peak  # noqa: E402
+from elbowroom.errors import BudgetTooSmall, InputError, OverBudget, Unplanned  # noqa: E402
+from fitted import least_budget, step_peak  # noqa: E402
 from trained import Net, assert_same_state, batch, fit, only_entry  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -113,3 +114,76 @@ def test_an_optimizer_that_is_told_is_counted():
     assert (fitted.elbowroom.options, fitted.elbowroom.entries) == smaller
     assert before[0].optimizer is fitted.elbowroom.options.optimizer is momentum
     fitted(x).backward()
+
+
+def greedy(output):
+    """Takes eight copies of the output, and keeps them."""
+    return sum((output * n).exp() for n in range(8)).mean()
+
+
+def watched(**wishes):
+    """A row of stages within the least budget that its stages can do with, and its input."""
+    torch.manual_seed(2)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)))
+    x = torch.randn(256, 64)
+    fitted = elbowroom.fit(model, x, budget="1GiB", stages=list(model), **wishes)
+    fitted.elbowroom.set_budget(least_budget(fitted))
+    return fitted, x
+
+
+def said_in(run):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run()
+    return [str(each.message) for each in caught]
+
+
+def test_steps_that_keep_their_budget_are_watched_and_nothing_is_said():
+    """Stages start backwards of their own, with which a step does not end."""
+    fitted, x = watched()
+    entry = only_entry(fitted)
+    for left in (2, 1, 0, 0):
+        assert not said_in(lambda: fitted(x).sum().backward())
+        assert entry.unwatched == left
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_loss_that_takes_more_is_said_and_planned_for(inside):
+    fitted, x = watched(loss=greedy) if inside else watched()
+
+    def run():
+        fitted.zero_grad()
+        (fitted(x) if inside else greedy(fitted(x))).backward()
+
+    budget = only_entry(fitted).plan.budget_bytes
+    (said,) = said_in(run)
+    assert "more than its budget" in said
+    (said,) = said_in(run)
+    assert "something outside the plan takes more than is left for it; allow at least" in said
+    assert not said_in(run)
+    fitted.elbowroom.set_budget(least_budget(fitted))
+    assert only_entry(fitted).plan.resident["outside the plan"]
+    assert only_entry(fitted).plan.budget_bytes > budget
+    for _ in range(3):
+        assert not said_in(run)
+    assert only_entry(fitted).unwatched == 0
+
+
+def test_what_an_earlier_step_took_is_left_free_once_the_budget_allows_it():
+    fitted, x = watched()
+    fitted.elbowroom.set_budget(only_entry(fitted).plan.budget_bytes * 3 // 2)
+
+    def run():
+        fitted.zero_grad()
+        greedy(fitted(x)).backward()
+
+    assert len(said_in(run)) == 1
+    for _ in range(4):
+        assert not said_in(run)
+    assert only_entry(fitted).plan.resident["outside the plan"]
+
+
+def test_a_strict_step_over_its_budget_is_an_error():
+    fitted, x = watched(strict=True)
+    with pytest.raises(OverBudget, match="more than its budget"):
+        greedy(fitted(x)).backward()

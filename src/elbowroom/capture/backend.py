@@ -20,6 +20,7 @@ from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import default_partition
 
 from elbowroom.capture.absent_gradients import absent_gradients_shown
+from elbowroom.capture.effects import errors_are_effects
 from elbowroom.capture.fusion import contract
 from elbowroom.capture.joint_graph import Captured, capture_joint, why_not
 from elbowroom.capture.raising_frames import raising_frames_traced_again
@@ -58,6 +59,7 @@ def make_backend(
     `fused`: its programs will be compiled by Inductor, so the graph is traced as Inductor wants it.
     """
 
+    @errors_are_effects()
     def compile_graph(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
         runnables: list[R] = []
 

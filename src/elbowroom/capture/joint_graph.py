@@ -13,7 +13,7 @@ from torch import fx
 
 from elbowroom.capture.generator_variant import generator_variant
 from elbowroom.capture.out_variant import overwritable
-from elbowroom.capture.rewrites.rewrite import PART_COPY, batch_norm_updating, rewrite
+from elbowroom.capture.rewrites.rewrite import CHECK, PART_COPY, batch_norm_updating, rewrite
 from elbowroom.capture.traced_values import tensors_of
 from elbowroom.step.graph import Kind, Operator, StepGraph
 
@@ -57,8 +57,8 @@ def capture_joint(
     returned = list(output.args[0])  # type: ignore[arg-type]
     mutated = _mutated_inputs(output, forward_outputs)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    arriving = [node for node in placeholders if "tangents" in str(node.target)]
-    inputs = [node for node in placeholders if "tangents" not in str(node.target)]
+    arriving = [node for node in placeholders if is_arriving(node)]
+    inputs = [node for node in placeholders if not is_arriving(node)]
     body = [node for node in graph.nodes if node.op in ("call_function", "get_attr")]
     later = _backward_nodes(body, arriving, returned[:forward_outputs])
     order = [*inputs, *arriving, *(n for n in body if n not in later), *(n for n in body if n in later)]
@@ -117,7 +117,17 @@ def why_not(graph_module: fx.GraphModule) -> str | None:
             # Where in its storage a view begins may depend on a number: no size follows from that.
             if any(isinstance(size, torch.SymInt) for size in (*leaf.shape, *leaf.stride())):
                 return DATA_DEPENDENT
+    if any(node.target is CHECK for node in _reached_by_gradients(graph_module.graph)):
+        return "its backward asserts something of tensors"
     return None
+
+
+def _reached_by_gradients(graph: fx.Graph) -> set[fx.Node]:
+    reached: set[fx.Node] = set()
+    for node in graph.nodes:
+        if is_arriving(node) or any(read in reached for read in node.all_input_nodes):
+            reached.add(node)
+    return reached
 
 
 # --- reading the graph ---------------------------------------------------------------------------------------
@@ -275,6 +285,11 @@ def _device(nodes: list[fx.Node]) -> torch.device:
             if tensor.device.type not in ("cpu", "meta"):
                 return tensor.device
     return torch.device("cpu")
+
+
+def is_arriving(node: fx.Node) -> bool:
+    """Whether it is the gradient of a result."""
+    return node.op == "placeholder" and "tangents" in str(node.target)
 
 
 def is_getitem(node: fx.Node) -> bool:

@@ -24,6 +24,18 @@ def backward_hook_in(model: nn.Module) -> str:
     return f"module {hooked[0]!r} has a backward hook, which tracing does not see" if hooked else ""
 
 
+def hook_of_all_modules() -> str:
+    """Whether something is to happen whenever any module is called, in words; empty if not."""
+    everywhere = torch.nn.modules.module
+    hooks: tuple[Any, ...] = (
+        everywhere._global_forward_hooks,
+        everywhere._global_forward_pre_hooks,
+        everywhere._global_backward_hooks,
+        everywhere._global_backward_pre_hooks,
+    )
+    return "a hook is registered for all modules, which tracing does not see; remove it" if any(hooks) else ""
+
+
 def unplanned_nodes(model: nn.Module, outputs: Any) -> str:
     """What eager autograd nodes behind the outputs keep, and of which modules; empty if they keep nothing."""
     waiting = [leaf.grad_fn for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]

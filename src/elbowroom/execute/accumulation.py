@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -46,6 +46,11 @@ def on_trial(*, keeps: bool) -> Iterator[None]:
         yield
     finally:
         _on_trial.reset(token)
+
+
+def is_on_trial() -> bool:
+    """Whether a program runs only to be measured, on values that may be made up."""
+    return _on_trial.get() is not None
 
 
 def _take(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
@@ -96,12 +101,47 @@ def has_hooks(parameter: torch.Tensor) -> bool:
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
-def unreached(parameter: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor | None:
-    """What autograd gets for a parameter that no gradient reaches: nothing, so that its `.grad` stays as it is.
+def hooks_wait_for_gradients(tensors: Iterable[Any]) -> None:
+    """Have no hook of these tensors called where no gradient reaches them, as in plain execution.
 
-    Autograd runs hooks all the same, where plain execution does not, and hooks expect a tensor: they get zeros.
+    There, autograd never comes to them. From a graph it does, with None in place of a gradient.
     """
-    return zeros if has_hooks(parameter) else None
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        after: dict[int, Any] = getattr(tensor, "_post_accumulate_grad_hooks", None) or {}
+        if not all(isinstance(hook, _Waits) for hook in after.values()):
+            arrives = _Arrives()
+            tensor.register_hook(arrives)
+            for number, hook in after.items():
+                after[number] = hook if isinstance(hook, _Waits) else _Waits(hook, arrives)
+        before: dict[int, Any] = tensor._backward_hooks or {}
+        for number, hook in before.items():
+            if not isinstance(hook, _Arrives | _Waits):
+                before[number] = _Waits(hook)
+
+
+class _Arrives:
+    """A hook that remembers whether there was a gradient."""
+
+    def __init__(self) -> None:
+        self.did = True
+
+    def __call__(self, gradient: torch.Tensor | None) -> None:
+        self.did = gradient is not None
+
+
+class _Waits:
+    """A hook that is called with gradients only, or after they have arrived."""
+
+    def __init__(self, hook: Callable[[torch.Tensor], Any], arrives: _Arrives | None = None) -> None:
+        self._hook = hook
+        self._arrives = arrives
+
+    def __call__(self, tensor: torch.Tensor | None) -> Any:
+        if tensor is None or (self._arrives is not None and not self._arrives.did):
+            return None
+        return self._hook(tensor)
 
 
 def engine_accumulates() -> bool:

@@ -20,12 +20,15 @@ from torch import fx
 from elbowroom.capture.generator_variant import generator_variant
 from elbowroom.capture.joint_graph import Captured, rerun_call
 from elbowroom.capture.out_variant import ROW_BY_ROW, out_variant
+from elbowroom.capture.rewrites.rewrite import CHECK
 from elbowroom.capture.traced_values import tensors_of
 from elbowroom.errors import let_go_of_values
-from elbowroom.execute.accumulation import accumulator, unreached
+from elbowroom.execute.accumulation import accumulator, is_on_trial
 from elbowroom.execute.drawing import draws_from
 from elbowroom.step.operations import Run, only_runs
 from elbowroom.step.program import Program, reads_of
+
+_NO_MESSAGE = "assertion error"  # what tracing writes where an assertion has none
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class _Writer:
         )
         self.ops = captured.graph.ops
         self.names = [_identifier(op.name) for op in self.ops]
-        self.namespace: dict[str, Any] = {"torch": torch, "accumulator": accumulator, "unreached": unreached}
+        self.namespace: dict[str, Any] = {"torch": torch, "accumulator": accumulator}
         self._bound: dict[Any, str] = {}
         self._taken = set(self.names)
         self._numbers = {node: i for i, node in enumerate(captured.nodes)}
@@ -193,9 +196,8 @@ class _Writer:
             call = f"{name} = {self._call(op, run)}"
         for i in run.accumulates:
             function = "accumulate" if self._owns(op) else "accumulate_copy"
-            if i in self.without:
-                function = "unreached"
-            call += f"; rest_{self.names[i]} = {function}({self.names[i]}, {name})"
+            rest = "None" if i in self.without else f"{function}({self.names[i]}, {name})"
+            call += f"; rest_{self.names[i]} = {rest}"
         frees = [self.names[value] for value in run.frees]
         return f"    {call}" + (f"; {' = '.join(frees)} = None" if frees else "")
 
@@ -230,6 +232,8 @@ class _Writer:
         return f"{self._bind(draws, name)}.{how}({', '.join(arguments)})"
 
     def _operator(self, target: Any) -> str:
+        if target is CHECK:
+            return self._bind(_check, "check")
         name = str(target).removesuffix(".default")
         if target is torch.ops.aten.view.default:
             # Tracing is wrong about the layout that some kernels leave. Where that cannot be viewed, it is copied.
@@ -268,6 +272,12 @@ class _Writer:
             self._bound[key] = name
             self.namespace[name] = value
         return self._bound[key]
+
+
+def _check(condition: torch.Tensor, message: str) -> None:
+    """`assert` of a tensor, as it was written. What made-up values do not fulfil says nothing."""
+    if not is_on_trial() and not condition:
+        raise AssertionError(message) if message != _NO_MESSAGE else AssertionError
 
 
 def _identifier(name: str) -> str:

@@ -23,7 +23,7 @@ from torch._inductor.virtualized import V
 
 from elbowroom.capture.joint_graph import Captured
 from elbowroom.capture.rewrites.rewrite import PART_COPY
-from elbowroom.execute.accumulation import engine_accumulates, has_hooks, is_autograds
+from elbowroom.execute.accumulation import engine_accumulates, is_autograds
 from elbowroom.execute.fused_graphs import Mode, backward_graph, forward_graph
 from elbowroom.execute.tickets import ALONE, holders
 from elbowroom.step.program import Program
@@ -115,9 +115,7 @@ class Fused:
         """
         parameters = [arguments[place] for place in self._among_handed]
         if without:
-            pairs = list(zip(self.parameters, parameters, strict=True))
-            without -= {i for i, p in pairs if has_hooks(p)}  # see `unreached` in accumulation.py
-            parameters = [p for i, p in pairs if i not in without]
+            parameters = [p for i, p in zip(self.parameters, parameters, strict=True) if i not in without]
         outputs = self._backward(arguments, parameters, makes, without)
         for i in without:
             outputs[i] = None

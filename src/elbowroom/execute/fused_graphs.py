@@ -15,7 +15,7 @@ from torch import fx
 from elbowroom.capture.images import images
 from elbowroom.capture.joint_graph import Captured
 from elbowroom.capture.operators import draws, is_fusible, reads_windows
-from elbowroom.capture.rewrites.rewrite import PART_COPY
+from elbowroom.capture.rewrites.rewrite import CHECK, PART_COPY
 from elbowroom.step.graph import StepGraph
 from elbowroom.step.operations import Run, only_runs
 from elbowroom.step.program import Program, reads_of
@@ -129,6 +129,8 @@ class _Graph:
 
     def run(self, run: Run) -> None:
         *inside, root = self.cones[run.op]
+        if root.target is CHECK:  # on a GPU, a failed check in a kernel would end all use of the device
+            raise RuntimeError("its forward asserts something of tensors, which fused kernels do not check")
         for node in inside:
             self._inline(node)
         if run.viewed_in is not None:

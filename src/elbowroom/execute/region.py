@@ -19,6 +19,7 @@ from torch import fx
 
 from elbowroom.capture.joint_graph import Captured, made_real
 from elbowroom.errors import ElbowroomError
+from elbowroom.execute.accumulation import hooks_wait_for_gradients
 from elbowroom.execute.emitter import emit, emit_backward, emit_outputs_only
 from elbowroom.execute.tickets import Tickets
 from elbowroom.measure.measured import Measured
@@ -133,6 +134,7 @@ class Region:
         self.example: list[Callable[[], torch.Tensor | None]] = []  # what it was called with when looked at
         self._look: Callable[[list[Any]], list[Any]] | None = None
         inputs = [traced.nodes[i].meta["val"] for i in traced.graph.inputs]
+        self._never_reached: list[int] | None = None  # places of inputs that need a gradient and never get one
         self._takes_numbers = not all(isinstance(value, torch.Tensor) for value in inputs)
 
     def install(self, build: Build) -> None:
@@ -195,6 +197,10 @@ class Region:
             self._remember(arguments)
             raise Stopped(self)
         looks.begun += 1
+        if self._never_reached is None:
+            self._never_reached = self._without_gradient(arguments)
+        if self._never_reached:
+            hooks_wait_for_gradients(arguments[place] for place in self._never_reached)
         if self.current < 0 and self.at_first is not None:
             self._remember(arguments)
             self.at_first(self)
@@ -226,6 +232,7 @@ class Region:
         """The backward when some of the gradients do not arrive. Programs compute with zeros in their place; inputs
         that none of the others reach get no gradient, as in plain execution."""
         graph = self.traced.graph
+        hooks_wait_for_gradients(arguments)
         if len(absent) == len(graph.arriving):
             arguments.clear()
             return [None] * len(self.traced.backward_outputs)
@@ -236,6 +243,14 @@ class Region:
             if unreached:
                 return ready.backward_without(arguments, unreached)
             return ready.backward(arguments)
+
+    def _without_gradient(self, arguments: list[Any]) -> list[int]:
+        """Tracing does not tell which inputs need a gradient, but each call that runs the graph has the same ones."""
+        return [
+            place
+            for place, gradient in enumerate(self.traced.backward_outputs)
+            if gradient is None and isinstance(arguments[place], torch.Tensor) and arguments[place].requires_grad
+        ]
 
     def _looked_at(self, arguments: list[Any], calls: list[Region]) -> list[Any]:
         calls.append(self)

@@ -110,11 +110,11 @@ def _step(region: Region, number: int, *, keeps: bool) -> Callable[[], None]:
         gradients = ready.fused.gradient_buffers(inputs) if makes == "write" else []
         return _fused_step(ready.fused, inputs, gradients, makes)
 
-    def backward(arguments: list[Any]) -> None:
+    def step() -> None:
         with on_trial(keeps=keeps):
-            ready.backward(arguments)
+            _run(ready.build.measured.captured, ready.forward, ready.backward, inputs)
 
-    return partial(_run, ready.build.measured.captured, ready.forward, backward, inputs)
+    return step
 
 
 def _fused_step(

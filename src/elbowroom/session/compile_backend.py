@@ -25,12 +25,13 @@ from elbowroom.execute.region import Looks, Region
 from elbowroom.measure.measured import measured
 from elbowroom.plan.planner import Planned
 from elbowroom.session.graph_group import GraphGroup
+from elbowroom.session.inputs import check_is_optimizer
 from elbowroom.session.options import Options, choose_kernels
 from elbowroom.session.planning import fused_or_plain, needs_trials, plan_as_predicted, plan_on_trial, plannable
 from elbowroom.session.saying import say_fallback, too_small
 from elbowroom.units import parse_bytes
 
-_OPTIONS = ("budget", "times", "kernels")
+_OPTIONS = ("budget", "times", "kernels", "optimizer")
 
 
 def elbowroom(graph_module: fx.GraphModule, example_inputs: Any, **given: Any) -> Any:
@@ -78,6 +79,7 @@ def _options(given: dict[str, Any], example_inputs: Any) -> Options:
     device_bytes = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
     budget = parse_bytes(given["budget"], field="options.budget", device_bytes=device_bytes)
     try:
+        check_is_optimizer(given.get("optimizer"))
         options = Options.of(budget, {name: value for name, value in given.items() if name != "budget"})
     except InputError as wrong:
         raise InputError(f"options.{wrong.field}", str(wrong).removeprefix(f"{wrong.field}: ")) from None

@@ -16,10 +16,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+import torch
+
 from elbowroom.capture.joint_graph import live_bytes
 from elbowroom.errors import BudgetTooSmall
 from elbowroom.execute.plannable import Plannable
 from elbowroom.execute.region import Region
+from elbowroom.measure.resident import optimizer_bytes
 from elbowroom.plan.planner import Planned
 from elbowroom.plan.together import peak_together
 from elbowroom.session.options import Options
@@ -65,7 +68,8 @@ class GraphGroup:
             self._row = ()
         alone = not self._row
         shown = _storages(region)
-        resident = self._resident([*(self._members[r] for r in self._row if r in self._members)], shown)
+        earlier = [self._members[r] for r in self._row if r in self._members]
+        resident = self._resident(earlier, options, region.traced.device, shown)
         resident["earlier graphs"] = self._held()
         graph, planned = make(resident, alone)
         self._members[region] = _Member(graph, planned, *shown)
@@ -88,12 +92,15 @@ class GraphGroup:
                 self._unplanned = False
                 self._plan_rows(options)
         self._row = row = (*self._row, region)
-        if any(known[: len(row)] == row for known in self._rows) or len(self._rows) >= _MOST_ROWS:
+        if any(known[: len(row)] == row for known in self._rows):
             return
-        self._rows = [known for known in self._rows if row[: len(known)] != known] + [row]
+        others = [known for known in self._rows if row[: len(known)] != known]
+        is_planned = len(others) < _MOST_ROWS
+        if is_planned:
+            self._rows = [*others, row]
         if len(row) > 1:
-            self._unplanned = True
-            self._say_if_over(row, options)
+            self._unplanned |= is_planned
+            self._say_if_over(row, options, is_planned=is_planned)
 
     def _waiting(self) -> bool:
         return any(region.tickets.waiting for region in self._members)
@@ -105,12 +112,21 @@ class GraphGroup:
             for region, member in self._members.items()
         )
 
-    def _resident(self, members: Sequence[_Member], last: _Storages | None = None) -> dict[str, int]:
+    def _resident(
+        self, members: Sequence[_Member], options: Options, device: torch.device, last: _Storages | None = None
+    ) -> dict[str, int]:
         """What is resident while a row runs; storages that several graphs have, once."""
         shown = [(m.parameters, m.others, m.passed_on) for m in members] + ([last] if last else [])
         parameters = sum(_union(each[0] for each in shown).values())
         others = _union([*(each[1] for each in shown), shown[0][2]])
-        return {"parameters": parameters, "gradients": parameters, "batch and buffers": sum(others.values())}
+        found = {"parameters": parameters, "gradients": parameters, "batch and buffers": sum(others.values())}
+        if options.optimizer is not None:
+            found["optimizer"] = optimizer_bytes(options.optimizer, device)
+        return found
+
+    def _resident_in(self, row: Row, options: Options) -> dict[str, int]:
+        members = [self._members[region] for region in row]
+        return self._resident(members, options, members[0].graph.device)
 
     # --- planning rows ---
 
@@ -131,7 +147,7 @@ class GraphGroup:
 
     def _planned_together(self, row: Row, options: Options) -> list[Planned]:
         graphs = [self._members[region].graph for region in row]
-        resident = self._resident([self._members[region] for region in row])
+        resident = self._resident_in(row, options)
         budget = options.budget_bytes
         try:
             if needs_trials(graphs, budget, resident):
@@ -149,11 +165,18 @@ class GraphGroup:
 
     # --- what is said ---
 
-    def _say_if_over(self, row: Row, options: Options) -> None:
+    def _say_if_over(self, row: Row, options: Options, *, is_planned: bool) -> None:
         peak = self._peak(row, {region: self._members[region].planned for region in row})
         if peak <= self._room(row, options):
             return
-        resident = sum(self._resident([self._members[region] for region in row]).values())
+        if not is_planned:
+            self._say(
+                f"elbowroom: a compiled model runs its graphs in more than {_MOST_ROWS} different rows. Others are "
+                f"not planned together, and take more than their budget of {format_bytes(options.budget_bytes)}; "
+                "elbowroom.fit sees all of a model before its first step"
+            )
+            return
+        resident = sum(self._resident_in(row, options).values())
         cuda = self._members[row[0]].graph.device.type == "cuda"
         self._say(
             f"elbowroom: a compiled model runs {len(row)} graphs before its backward, which take "
@@ -172,7 +195,7 @@ class GraphGroup:
         return peak_together([planned[region] for region in row])
 
     def _room(self, row: Row, options: Options) -> int:
-        resident = sum(self._resident([self._members[region] for region in row]).values())
+        resident = sum(self._resident_in(row, options).values())
         cuda = self._members[row[0]].graph.device.type == "cuda"
         return room_within(options.budget_bytes, resident, cuda=cuda, is_measured=True)
 

@@ -14,13 +14,16 @@ from torch import nn
 from elbowroom.errors import ElbowroomError, OverBudget
 from elbowroom.plan.plan import Plan
 from elbowroom.session.options import Options
-from elbowroom.session.saying import say_unplanned
+from elbowroom.session.saying import over_budget, say_unplanned
 from elbowroom.session.watching import never_called
 from elbowroom.showing import shown_as
 
 
 class Prepared(Protocol):
     """One shape of input, planned. No plan means that it runs unplanned, and `unplanned` says why."""
+
+    unwatched: int  # steps that are still to be watched
+    excess_bytes: int  # of the latest step over the budget, for which no room is left yet
 
     @property
     def plan(self) -> Plan | None: ...
@@ -138,8 +141,14 @@ class Handle(ABC):
             return True
         return False
 
-    def _say_over_budget(self, message: str) -> None:
-        """Said of every plan that took too much, so not once for all."""
+    def _look_at_peak(self, entry: Prepared, start_bytes: int, taken_bytes: int) -> None:
+        """A watched step has ended, having taken so much. Said of every plan that took too much, not once for all."""
+        entry.unwatched -= 1
+        excess = taken_bytes - self.options.budget_bytes
+        if excess <= 0:
+            return
+        entry.excess_bytes = excess if self.options.plan is None else 0
+        message = over_budget(self.model, self.options.budget_bytes, start_bytes, taken_bytes, entry.unplanned)
         if self.options.strict:
             raise OverBudget(message)
         warnings.warn(message, stacklevel=2)

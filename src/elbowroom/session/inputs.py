@@ -46,13 +46,9 @@ def check_example(example: Any) -> None:
 
 def check_optimizer(model: nn.Module, optimizer: Any) -> None:
     """One that updates at least one of the model's parameters; what else it updates is its own business."""
+    check_is_optimizer(optimizer)
     if optimizer is None:
         return
-    if isinstance(optimizer, type):
-        name = optimizer.__name__
-        raise InputError("optimizer", f"is the class {name}; pass an instance, such as {name}(model.parameters())")
-    if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "state"):
-        raise InputError("optimizer", f"must be a torch.optim.Optimizer, not {optimizer!r:.40}")
     own = {id(parameter) for parameter in model.parameters()}
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if own and not own & held:
@@ -61,6 +57,17 @@ def check_optimizer(model: nn.Module, optimizer: Any) -> None:
             f"{type(optimizer).__name__} holds none of the parameters of {type(model).__name__}; "
             "make it of model.parameters()",
         )
+
+
+def check_is_optimizer(optimizer: Any) -> None:
+    """Of whichever model."""
+    if optimizer is None:
+        return
+    if isinstance(optimizer, type):
+        name = optimizer.__name__
+        raise InputError("optimizer", f"is the class {name}; pass an instance, such as {name}(model.parameters())")
+    if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "state"):
+        raise InputError("optimizer", f"must be a torch.optim.Optimizer, not {optimizer!r:.40}")
 
 
 def checked_loss(returned: Any) -> Any:

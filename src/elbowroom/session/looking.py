@@ -65,6 +65,7 @@ class Looker:
     """Traces a step, a function that calls the model, and runs it as traced.
 
     `on_capture` is called with a graph that is traced in the middle of a step in parts, and must install a program.
+    `no_backward` is what to say of a step without any gradient.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Looker:
         step: Callable[..., Any],
         on_capture: Callable[[Region], None],
         *,
+        no_backward: str,
         fused: bool,
         graph_limit: int,
     ) -> None:
@@ -82,6 +84,7 @@ class Looker:
         self._draws = False  # whether a step is known to draw from it
         self._step = step
         self._on_capture = on_capture
+        self._no_backward = no_backward
         self._fused = fused
         self._graph_limit = graph_limit
         self._refusals: list[str] = []
@@ -99,7 +102,7 @@ class Looker:
             raise _Refused(why)
 
         def refuse_inference() -> None:
-            raise _Refused("nothing in it needs a gradient")
+            raise _Refused(self._no_backward)
 
         whole = make_backend(
             lambda traced: Region(traced, self.looks),

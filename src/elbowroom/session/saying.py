@@ -44,6 +44,12 @@ def over_budget(model: nn.Module, budget: int, start: int, taken: int, unplanned
     )
 
 
+def short_of_room(refusal: BudgetTooSmall) -> str:
+    """Why a budget is not kept although everything is planned."""
+    least = format_bytes(refusal.least_budget)
+    return f"something outside the plan takes more than is left for it; allow at least {least}"
+
+
 def say_fallback(what: str, why: str, said: set[str]) -> None:
     """Fused kernels could not serve: say so once for each reason. The budget is kept all the same."""
     if why not in said:

@@ -20,7 +20,7 @@ from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 from torch.utils.hooks import RemovableHandle
 
-from elbowroom.capture.unplanned import backward_hook_in
+from elbowroom.capture.unplanned import backward_hook_in, hook_of_all_modules
 from elbowroom.errors import BudgetTooSmall, ElbowroomError, first_line
 from elbowroom.execute.region import Region, Stopped
 from elbowroom.measure.random_state import random_state_kept
@@ -32,7 +32,7 @@ from elbowroom.session.inputs import check_optimizer
 from elbowroom.session.looking import Looker, NotWhole, Sight
 from elbowroom.session.options import Options
 from elbowroom.session.planning import fused_or_plain
-from elbowroom.session.saying import over_budget, say_fallback, too_many_shapes
+from elbowroom.session.saying import no_backward, say_fallback, too_many_shapes
 from elbowroom.session.steps import Entry, StepPlanner
 from elbowroom.session.watching import Watch
 from elbowroom.units import format_bytes, parse_bytes
@@ -64,7 +64,14 @@ class Session(Handle):
         self._planner = StepPlanner(model, options)
         self._watch = Watch(model, self._look_at_peak)
         limit = (_MOST_TRACES + 1) * (options.max_shapes + 1)
-        self._looker = Looker(model, self.step, self._plan_midway, fused=options.fuses, graph_limit=limit)
+        self._looker = Looker(
+            model,
+            self.step,
+            self._plan_midway,
+            no_backward=no_backward(options.loss is not None),
+            fused=options.fuses,
+            graph_limit=limit,
+        )
         self._looker.looks.may_run = self._may_run
         for looks in (self._looker.looks, self._looker.part_looks):
             looks.on_backward = self._watch.backward_begins
@@ -74,7 +81,7 @@ class Session(Handle):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._runs_plainly():
             return self.step(*args, **kwargs)
-        if hook := self._backward_hook():
+        if hook := self._unseen_hook():
             self._say_unplanned(hook)
             return self.step(*args, **kwargs)
         if self._keyed:
@@ -158,27 +165,18 @@ class Session(Handle):
         self._count_waiting(entry)
         return outputs
 
-    def _backward_hook(self) -> str:
-        """Which module has a backward hook, if one does: PyTorch runs such models as they are, without a word.
+    def _unseen_hook(self) -> str:
+        """A backward hook, with which PyTorch runs models as they are without a word, or one of all modules.
 
         Looked for again only when some hook was registered somewhere since.
         """
         if self._hooked or RemovableHandle.next_id != self._hooks_seen:
             self._hooks_seen = RemovableHandle.next_id
-            self._hooked = backward_hook_in(self.model)
-        return f"{self._hooked}; remove it, or pass stages=[…]" if self._hooked else ""
+            hooked = backward_hook_in(self.model)
+            self._hooked = f"{hooked}; remove it, or pass stages=[…]" if hooked else hook_of_all_modules()
+        return self._hooked
 
     # --- watching ---
-
-    def _look_at_peak(self, entry: Entry, start_bytes: int, taken_bytes: int) -> None:
-        """A watched step has ended, having taken so much."""
-        entry.unwatched -= 1
-        excess = taken_bytes - self.options.budget_bytes
-        if excess <= 0:
-            return
-        entry.excess_bytes = excess if self.options.plan is None else 0
-        message = over_budget(self.model, self.options.budget_bytes, start_bytes, taken_bytes, entry.unplanned)
-        self._say_over_budget(message)
 
     def _leave_room(self, entry: Entry) -> None:
         """Plan a step again that took more than its budget; if that does not fit, the plan stays and it is said."""
@@ -204,7 +202,7 @@ class Session(Handle):
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
         """The entry of this call, planned now if it is new."""
-        if hook := self._backward_hook():
+        if hook := self._unseen_hook():
             self._say_unplanned(hook)
             return Entry(call_key(self.model, args, kwargs), unplanned=hook)
         with random_state_kept():

@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from elbowroom.capture.unplanned import hook_of_all_modules
 from elbowroom.errors import BudgetTooSmall, InputError
 from elbowroom.execute.by_stages.measuring import fuse_stages, has_hooks, measure_stages, stages_of
 from elbowroom.execute.by_stages.runner import ChainRunner
@@ -29,7 +31,8 @@ from elbowroom.session.calls import call_key, shown_call
 from elbowroom.session.handle import Handle
 from elbowroom.session.inputs import check_optimizer, checked_loss
 from elbowroom.session.options import Options
-from elbowroom.session.saying import budget_too_small, too_many_shapes
+from elbowroom.session.saying import budget_too_small, short_of_room, too_many_shapes
+from elbowroom.session.watching import OUTSIDE, WATCHED_STEPS, Watch, more_outside
 from elbowroom.solve import Result, solve
 from elbowroom.step.allocator import budget_for, room_within
 from elbowroom.units import parse_bytes
@@ -37,8 +40,12 @@ from elbowroom.units import parse_bytes
 
 @dataclass
 class StageEntry:
-    """One shape of input: its stages as measured, the plan, and what runs it. `makeup` is what they were made of."""
+    """One shape of input: its stages as measured, the plan, and what runs it. `makeup` is what they were made of.
 
+    `resident` has all of the batch; the plan counts the input among what the stages take.
+    """
+
+    key: Any
     stages: Sequence[nn.Module]
     chain: Chain
     resident: Mapping[str, int]
@@ -46,6 +53,8 @@ class StageEntry:
     runner: ChainRunner
     makeup: Makeup
     unplanned: str = ""
+    unwatched: int = WATCHED_STEPS  # steps that are still to be watched
+    excess_bytes: int = 0  # of the latest step over the budget, for which no room is left yet
 
     @property
     def sources(self) -> list[str]:
@@ -75,6 +84,8 @@ class StageSession(Handle):
         self._own = [stage for stage in options.stages or () if stage in inside]
         self._loss = options.loss
         self._arguments = arguments
+        self._outside: dict[Any, int] = {}  # bytes that calls of a key were seen to take outside their plans
+        self._watch = Watch(model, self._look_at_peak)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._runs_plainly():
@@ -82,9 +93,11 @@ class StageSession(Handle):
         if (unplanned := self._unplanned(args, kwargs)) is not None:
             self._say_unplanned(unplanned)
             return self.step(*args, **kwargs)
-        runner = self.prepare(args, kwargs).runner
+        entry = self.prepare(args, kwargs)
         inputs, target = self._divided(args)
-        output = runner(_one(inputs))
+        if entry.unwatched:
+            self._begin_watching(entry)
+        output = entry.runner(_one(inputs))
         if self._loss is None:
             return output
         return checked_loss(self._loss(output, *target))
@@ -95,10 +108,13 @@ class StageSession(Handle):
             raise InputError("example", "stages take one value each; pass it by position, not by keyword")
         key = call_key(self.model, args, kwargs)
         stages = self._stages()
-        if key not in self.entries or self.entries[key].makeup != _makeup(stages):
-            self.entries[key] = self._plan(stages, args)
-        self._latest = self.entries[key]
-        return self.entries[key]
+        entry = self.entries.get(key)
+        if entry is None or entry.makeup != _makeup(stages):
+            entry = self.entries[key] = self._plan(key, stages, args)
+        elif entry.excess_bytes:
+            entry = self.entries[key] = self._with_more_room(entry)
+        self._latest = entry
+        return entry
 
     def _stages(self) -> list[nn.Module]:
         """As they are now: a model may be changed between two steps."""
@@ -110,7 +126,7 @@ class StageSession(Handle):
             return "stages take one value each; pass it by position, not by keyword"
         if call_key(self.model, args, kwargs) not in self.entries and len(self.entries) >= self.options.max_shapes:
             return too_many_shapes(len(self.entries))
-        return self._left_out()
+        return hook_of_all_modules() or self._left_out()
 
     def _left_out(self) -> str | None:
         """What would not happen if only the stages that were given ran, if there is something.
@@ -132,6 +148,28 @@ class StageSession(Handle):
             )
         return None
 
+    # --- watching ---
+
+    def _begin_watching(self, entry: StageEntry) -> None:
+        batch_bytes = entry.resident["batch"] - entry.plan.resident["batch"]
+        self._watch.begin(entry, entry.plan, _device(self.model, ()), self.options.optimizer, batch_bytes)
+
+    def _with_more_room(self, entry: StageEntry) -> StageEntry:
+        """Plan a step again that took more than its budget. If that does not fit, the plan stays and it is said."""
+        self._outside[entry.key] = more_outside(entry.plan, entry.excess_bytes)
+        entry.excess_bytes = 0
+        try:
+            return self._scheduled_like(entry, {}, self.options)
+        except BudgetTooSmall as refusal:
+            return self._short_of_room(entry, refusal)
+
+    def _short_of_room(self, entry: StageEntry, refusal: BudgetTooSmall) -> StageEntry:
+        entry.unwatched = 0
+        self._say_unplanned(short_of_room(refusal))
+        return entry
+
+    # --- planning again ---
+
     def set_budget(self, budget: int | str) -> None:
         """Plan every shape seen so far within another budget; if one cannot, nothing changes."""
         size = parse_bytes(budget, device_bytes=device_bytes(self.model))
@@ -146,13 +184,10 @@ class StageSession(Handle):
         state = {}
         if options.optimizer is not None:
             state["optimizer"] = optimizer_bytes(options.optimizer, _device(self.model, ()))
-        planned = {
-            key: self._scheduled(
-                entry.stages, entry.chain, {**entry.resident, **state}, entry.plan.inputs, entry.makeup, options
-            )
-            for key, entry in self.entries.items()
-        }
+        planned = {key: self._scheduled_like(entry, state, options) for key, entry in self.entries.items()}
+        self._watch.give_up()
         self.options = options
+        self.said.clear()  # what is not planned is said again, of the new budget
         self.entries.update(planned)
 
     def fuses(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -170,7 +205,7 @@ class StageSession(Handle):
         takes_target = self._loss is not None and self._arguments > 1
         return (args[:-1], args[-1:]) if takes_target else (args, ())
 
-    def _plan(self, stages: list[nn.Module], args: tuple[Any, ...]) -> StageEntry:
+    def _plan(self, key: Any, stages: list[nn.Module], args: tuple[Any, ...]) -> StageEntry:
         inputs, _ = self._divided(args)
         makeup = _makeup(stages)
         device = _device(self.model, args)
@@ -179,18 +214,36 @@ class StageSession(Handle):
             chain = measure_stages(stages, _one(inputs), device=device, keeps_output=True, progress=report)
         chain = _with_outside(chain)
         resident = resident_bytes(self.model, args, self.options.optimizer, device)
-        return self._scheduled(stages, chain, resident, shown_call(args, {}), makeup, self.options)
+        outside = self._outside.get(key, 0)
+        planned = partial(self._scheduled, key, stages, chain, resident, shown_call(args, {}), makeup, self.options)
+        try:
+            return planned(outside)
+        except BudgetTooSmall as refusal:
+            if not outside:
+                raise
+            return self._short_of_room(planned(0), refusal)
+
+    def _scheduled_like(self, known: StageEntry, state: Mapping[str, int], options: Options) -> StageEntry:
+        """The same stages planned again; `state` is what else is known of what is resident."""
+        resident, outside = {**known.resident, **state}, self._outside.get(known.key, 0)
+        return self._scheduled(
+            known.key, known.stages, known.chain, resident, known.plan.inputs, known.makeup, options, outside
+        )
 
     def _scheduled(
         self,
+        key: Any,
         stages: Sequence[nn.Module],
         chain: Chain,
         resident: Mapping[str, int],
         inputs: str,
         makeup: Makeup,
         options: Options,
+        outside: int,
     ) -> StageEntry:
         outer = {**resident, "batch": max(0, resident["batch"] - chain.input_bytes)}  # the chain counts its input
+        if outside:
+            outer[OUTSIDE] = outside
         device = _device(self.model, ())
         cuda = device.type == "cuda"
         room = room_within(options.budget_bytes, sum(outer.values()), cuda=cuda)
@@ -198,7 +251,9 @@ class StageSession(Handle):
         if not result.feasible:
             raise _too_small(options.budget_bytes, outer, chain, result, device)
         plan = _plan_of(chain, result, options.budget_bytes, outer, inputs, device, self.why)
-        return StageEntry(stages, chain, resident, plan, ChainRunner(stages, result.schedule), makeup)
+        runner = ChainRunner(stages, result.schedule)
+        runner.on_backward = self._watch.backward_begins
+        return StageEntry(key, stages, chain, resident, plan, runner, makeup)
 
 
 def _makeup(stages: Sequence[nn.Module]) -> Makeup:

@@ -25,9 +25,8 @@ from elbowroom.session.loading import confirmed
 from elbowroom.session.looking import Sight
 from elbowroom.session.options import Options
 from elbowroom.session.planning import needs_trials, plan_as_predicted, plan_on_trial, plan_one, plannable
-from elbowroom.session.saying import too_small
-from elbowroom.session.watching import OUTSIDE, WATCHED_STEPS
-from elbowroom.units import format_bytes
+from elbowroom.session.saying import short_of_room, too_small
+from elbowroom.session.watching import OUTSIDE, WATCHED_STEPS, more_outside
 
 if TYPE_CHECKING:
     from elbowroom.execute.trials import Trials
@@ -211,8 +210,7 @@ class StepPlanner:
         stays, and falls short."""
         assert entry.plan is not None
         excess, entry.excess_bytes = entry.excess_bytes, 0
-        left = entry.plan.resident.get(OUTSIDE, 0) + excess + max(1024, excess // 8)  # it varies a little
-        self._outside[entry.key] = max(left, self._outside.get(entry.key, 0))
+        self._outside[entry.key] = max(more_outside(entry.plan, excess), self._outside.get(entry.key, 0))
         resident = self._with_outside(entry, entry.plan.resident)
         try:
             self._install(entry, self._found(entry, resident), resident, entry.plan.inputs)
@@ -248,9 +246,7 @@ class StepPlanner:
 
 def _fall_short(entry: Entry, refusal: BudgetTooSmall) -> None:
     """Its plan leaves too little free for what happens outside of it. That is said, and no longer watched."""
-    least = format_bytes(refusal.least_budget)
-    entry.unwatched = 0
-    entry.shortfall = f"something outside the plan takes more than is left for it; allow at least {least}"
+    entry.unwatched, entry.shortfall = 0, short_of_room(refusal)
 
 
 def _notes(entry: Entry, planned: list[Planned]) -> tuple[str, ...]:

@@ -6,9 +6,9 @@ that is not traced takes while it runs, what somebody else allocates in between.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ class Watch:
         peak = StepPeak()
         limit = plan.budget_bytes - base_bytes
         if peak.start(device, limit_bytes=limit, watched=list(self._model.parameters())):
-            self._peak, self._of, self._base_bytes, self._thread = peak, of, base_bytes, get_ident()
+            self._peak, self._of, self._base_bytes, self._thread = peak, of, base_bytes, threading.get_ident()
             _WATCHES.add(self)
 
     def paused(self) -> AbstractContextManager[None]:
@@ -63,7 +63,7 @@ class Watch:
 
     def backward_ends(self) -> None:
         """Called in the thread that started a backward, whichever model it was of."""
-        if self._in_backward and self._thread == get_ident():
+        if self._in_backward and self._thread == threading.get_ident():
             peak, of = self._peak, self._of
             taken = peak.stop() if peak is not None else None
             self.give_up()
@@ -82,11 +82,13 @@ class _Watches:
     """Those that wait for the end of a backward.
 
     PyTorch has callbacks for that, but they run inside of the backward, where what belongs to a thread, as a profiler
-    does, cannot be ended. So the function that starts backwards is wrapped, as long as somebody waits.
+    does, cannot be ended. So the function that starts backwards is wrapped, as long as somebody waits. Backwards may
+    start others, as those of stages do: a step ends with the one that began first in its thread.
     """
 
     def __init__(self) -> None:
         self._waiting: list[Watch] = []
+        self._inside = threading.local()
         self._start: Callable[..., Any] = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
     def add(self, watch: Watch) -> None:
@@ -99,6 +101,8 @@ class _Watches:
             torch.autograd._engine_run_backward = self._start  # type: ignore[attr-defined]
 
     def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        is_inner = getattr(self._inside, "backward", False)
+        self._inside.backward = True
         try:
             result = self._start(*args, **kwargs)
         except BaseException:
@@ -106,8 +110,11 @@ class _Watches:
                 if watch._in_backward:
                     watch.give_up()
             raise
-        for watch in self._waiting:
-            watch.backward_ends()
+        finally:
+            self._inside.backward = is_inner
+        if not is_inner:
+            for watch in self._waiting:
+                watch.backward_ends()
         return result
 
 
@@ -130,6 +137,16 @@ def _base_bytes(model: nn.Module, plan: Plan, device: torch.device, optimizer: A
 
 def _known_bytes(resident: Mapping[str, int]) -> int:
     return sum(size for name, size in resident.items() if name != OUTSIDE)
+
+
+def more_outside(plan: Plan, excess_bytes: int) -> int:
+    """Bytes to leave free in the next plan for what happens outside, after a step that took so much too much.
+
+    What this plan did not use of the budget, what is outside has taken, too.
+    """
+    unused_bytes = max(0, plan.budget_bytes - plan.peak_bytes)
+    varies_bytes = max(1024, excess_bytes // 8)  # from step to step, a little
+    return plan.resident.get(OUTSIDE, 0) + unused_bytes + excess_bytes + varies_bytes
 
 
 def never_called(model: nn.Module, say: Callable[[], None]) -> Callable[[], None]:

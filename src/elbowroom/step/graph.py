@@ -74,10 +74,10 @@ class StepGraph:
     """A step's operators, and which of their values leave it.
 
     `results` are the values the forward program returns to the caller, `updates` those among its outputs that
-    only overwrite inputs and die at once; `effects` run because they change an input themselves. `gradients` pairs
-    each differentiated input with the value of its gradient; `parameters` are the inputs whose gradient is
-    accumulated inside the program. `kept` are forward operators that never run a second time. `part_copies` are
-    copies of parts of values, made so that the rest can go; a program may do without them.
+    only overwrite inputs and die at once; `effects` run because they change an input themselves, or check something.
+    `gradients` pairs each differentiated input with the value of its gradient; `parameters` are the inputs whose
+    gradient is accumulated inside the program. `kept` are forward operators that never run a second time.
+    `part_copies` are copies of parts of values, made so that the rest can go; a program may do without them.
     """
 
     ops: tuple[Operator, ...]

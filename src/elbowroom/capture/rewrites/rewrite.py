@@ -25,14 +25,15 @@ from elbowroom.capture.rewrites.padding import align_products
 from elbowroom.capture.traced_values import evaluated, is_view, tensor_bytes, tensors_of
 
 aten = torch.ops.aten
+CHECK = aten._assert_async.msg  # `assert` of a tensor
 
 
 def rewrite(graph: fx.Graph) -> list[fx.Node]:
-    """Simplify a joint graph in place. Returns the nodes that must run for their effect on an input."""
+    """Simplify a joint graph in place. Returns the nodes that must run for their effect on an input, and checks."""
     _simplify(graph, _drop_aliases, _compute_once, _keep_parts_apart, _let_terms_go)
     _drop_unused_statistics(graph)
     _use_causal_flags(graph)
-    effects = _update_in_place(graph)
+    effects = [*_update_in_place(graph), *_checks(graph)]
     _drop_unused(graph, effects)
     return effects
 
@@ -41,9 +42,14 @@ def rewrite_for_fusion(graph: fx.Graph) -> list[fx.Node]:
     """The same for a graph whose kernels a compiler will write: it needs less help."""
     _simplify(graph, _compute_once, multiply_interpolations, align_products, partial(_keep_parts_apart, fused=True))
     _use_causal_flags(graph)
-    effects = graph.find_nodes(op="call_function", target=aten.copy_.default)
+    effects = [*graph.find_nodes(op="call_function", target=aten.copy_.default), *_checks(graph)]
     _drop_unused(graph, effects)
-    return list(effects)
+    return effects
+
+
+def _checks(graph: fx.Graph) -> list[fx.Node]:
+    """They compute nothing, but may raise an error."""
+    return list(graph.find_nodes(op="call_function", target=CHECK))
 
 
 def _simplify(graph: fx.Graph, *steps: Callable[[fx.Graph], None]) -> None:

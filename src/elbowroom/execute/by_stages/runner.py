@@ -21,7 +21,7 @@ What differs from plain execution, because a stage runs more than once and its g
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,6 +59,7 @@ class ChainRunner:
         runs = Counter(op.at for op in self.schedule if isinstance(op, Forward))
         self.rerun = frozenset(at for at, count in runs.items() if count > 1)
         self.habits = tuple(Habits() for _ in self.stages)
+        self.on_backward: Callable[[], None] = lambda: None  # called when a backward begins
 
     def __call__(self, value: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -196,6 +197,7 @@ class _Run:
             raise ElbowroomError("create_graph=True: the backward of a schedule has no graph of its own")
         self.used = True
         self.gradients = gradients
+        self.runner.on_backward()
 
     def finish_backward(self, inputs: int) -> Gradients:
         """Run the rest of the schedule: the gradients of the inputs, then those of the shared parameters."""
