@@ -16,6 +16,9 @@ from torch import nn
 # What `nn.Module` itself keeps in a module's `__dict__`, and what `fit` may put there. `training` is the user's.
 INTERNAL = {*vars(nn.Module()), "_compiled_call_impl", "elbowroom"} - {"training"}
 
+# Attributes hold means of activations, which cancel out, and are as exact as those, whose size is not noted.
+MEAN_OF = 0.1
+
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
@@ -111,7 +114,7 @@ def state_differences(expected: Mapping[Any, Any], actual: Mapping[Any, Any]) ->
         if key not in expected or key not in actual:
             yield Difference(kind, where, math.inf, f"is there only {'as planned' if key in actual else 'plainly'}")
             continue
-        floor = typical if kind == "gradient" else 0.0
+        floor = {"gradient": typical, "attribute": MEAN_OF}.get(kind, 0.0)
         share, text = apart(expected[key], actual[key], floor)
         if text:
             yield Difference(kind, where, share, text)
@@ -125,12 +128,12 @@ def apart(expected: Any, actual: Any, floor: float = 0.0) -> tuple[float, str]:
         found = [apart(a, b, floor) for a, b in zip(expected, actual, strict=True)]
         return max((one for one in found if one[1]), default=(0.0, ""))
     if isinstance(expected, dict) and isinstance(actual, dict) and expected.keys() == actual.keys():
-        found = [apart(value, actual[key]) for key, value in expected.items()]
+        found = [apart(value, actual[key], floor) for key, value in expected.items()]
         return max((one for one in found if one[1]), default=(0.0, ""))
     if isinstance(expected, float) and isinstance(actual, float):
         if expected == actual or (math.isnan(expected) and math.isnan(actual)):
             return 0.0, ""
-        share = abs(expected - actual) / max(abs(expected), 1e-12)
+        share = abs(expected - actual) / max(abs(expected), floor, 1e-12)
         return share if math.isfinite(share) else math.inf, f"is {actual!r}, not {expected!r}"
     if isinstance(expected, numpy.ndarray) and isinstance(actual, numpy.ndarray):
         return (0.0, "") if numpy.array_equal(expected, actual) else (math.inf, "is another array")

@@ -317,7 +317,7 @@ class Pair:
 
     def _refused(self, refusal: elbowroom.BudgetTooSmall, earlier: dict[Any, Any]) -> None:
         """No plan fits any more: that must be due, must change nothing, and what it names must be enough."""
-        if not self.may_refuse:
+        if not self.may_refuse and not self.said:  # a step that needed more in its middle says so and goes on
             self.fail("refused without reason", f"nothing has changed that needs memory: {refusal}"[:200])
             return
         for each in state_differences(earlier, state_of(self.planned.model)):

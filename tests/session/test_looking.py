@@ -132,3 +132,47 @@ def test_a_step_that_needs_more_in_its_middle_goes_on_and_the_next_is_refused():
     assert model.calls == [0, 1]
     model.elbowroom.set_budget(refusal.value.least_budget)
     model(x).backward()
+
+
+class Changing(Small):
+    """In parts, of which the later ones are traced anew when its number changes in a way that they look at."""
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        if h.mean() > 5:
+            h = torch.cos(h)
+        if self.calls % 2:
+            h = torch.sin(h)
+        torch._dynamo.graph_break()
+        return self.last(h if h.mean() < 5 else torch.cos(h))
+
+
+class Ring:
+    """Refers to itself, as what PyTorch leaves behind of a trace does."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_tracing_in_the_middle_of_a_step_leaves_behind_goes_with_the_step(monkeypatch):
+    model, x = Changing(), torch.randn(8, 16)
+    planner = elbowroom.fit(model, x, budget="1MiB").elbowroom._planner
+    plan_midway, left = planner.plan_midway, []
+
+    def plan_and_leave_something(*given):
+        ring = Ring()
+        left.append(weakref.ref(ring))
+        gc.collect()  # it is old now; PyTorch looks for rings after it has traced, but for young ones only
+        return plan_midway(*given)
+
+    monkeypatch.setattr(planner, "plan_midway", plan_and_leave_something)
+    gc.collect()
+    gc.disable()
+    try:
+        for calls in (0, 1, 2, 3):
+            model.calls = calls
+            model(x).sum().backward()
+            assert all(ring() is None for ring in left)
+        assert left
+    finally:
+        gc.enable()

@@ -7,6 +7,7 @@ planned as several, call by call, and what no graph holds is said.
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -158,9 +159,8 @@ class Session(Handle):
         if self._traced_midway:  # the model has changed under this shape: look at it afresh before the next step
             self._traced_midway = False
             self._forget(entry)
-        elif (
-            looks.begun - begun < expected
-        ):  # others may have run in place of those expected, with plans of their own
+            gc.collect()  # tracing leaves rings with the step's values, of which PyTorch collects the young
+        elif looks.begun - begun < expected:  # others may run in place of those expected, with plans of their own
             self._say_unplanned("PyTorch ran it without the planned program; something it checks has changed")
         self._count_waiting(entry)
         return outputs
