@@ -20,9 +20,11 @@ from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import default_partition
 
 from elbowroom.capture.absent_gradients import absent_gradients_shown
+from elbowroom.capture.appended_lists import appends_deferred
 from elbowroom.capture.effects import errors_are_effects
 from elbowroom.capture.fusion import contract
 from elbowroom.capture.joint_graph import Captured, capture_joint, why_not
+from elbowroom.capture.python_floats import compute_floats_with_tensors, unused_floats_left_alone
 from elbowroom.capture.raising_frames import raising_frames_traced_again
 from elbowroom.capture.rewrites.rewrite import rewrite, rewrite_for_fusion
 from elbowroom.step.allocator import allocator_block
@@ -62,6 +64,7 @@ def make_backend(
     @errors_are_effects()
     def compile_graph(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
         runnables: list[R] = []
+        compute_floats_with_tensors(graph_module)
 
         def partition(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
             if reason := why_not(joint):
@@ -76,7 +79,8 @@ def make_backend(
             return _stand_ins(captured)
 
         if fused:
-            compiled = _trace_with_inductor(graph_module, example_inputs, partition, runnables, on_inference)
+            with unused_floats_left_alone(graph_module):
+                compiled = _trace_with_inductor(graph_module, example_inputs, partition, runnables, on_inference)
             return absent_gradients_shown(compiled) if runnables else compiled
 
         def forward_compiler(module: fx.GraphModule, _: Any) -> Any:
@@ -95,7 +99,7 @@ def make_backend(
             partition_fn=partition,
             inference_compiler=inference_compiler,
         )
-        with kept_whole():
+        with kept_whole(), unused_floats_left_alone(graph_module):
             compiled = compiler(graph_module, example_inputs)
         return absent_gradients_shown(compiled) if runnables else compiled
 
@@ -198,7 +202,7 @@ def capture_settings(graphs: int) -> Iterator[None]:
     # A plan is for one size of every tensor: sizes that change make another graph, and never become unknowns.
     builder.tensor_always_has_static_shape = _always_static
     try:
-        with torch._dynamo.config.patch(**settings), raising_frames_traced_again():
+        with torch._dynamo.config.patch(**settings), appends_deferred(), raising_frames_traced_again():
             yield
     finally:
         decompositions.select_one_layer_lstm_function = lstm

@@ -68,6 +68,8 @@ def make_program(graph: StepGraph, order: Sequence[int], *, copies_parts: bool =
             accumulated.setdefault(gradient, []).append(i)
     returned = [gradient for i, gradient in graph.gradients if i not in accumulated.get(gradient, ())]
     backward, needed = _draft(graph, order, returned, accumulated, again=True)
+    if numbers := _not_storable(graph, needed):
+        backward, needed = _draft(graph, [*numbers, *order], returned, accumulated, again=True)
     arriving = set(graph.arriving)
     saved = tuple(sorted(op for op in needed if op not in arriving))
     kept = (*graph.results, *graph.updates, *saved)
@@ -84,6 +86,18 @@ def make_program(graph: StepGraph, order: Sequence[int], *, copies_parts: bool =
     rerun = {op for op, again, *_ in backward if again}
     reseeded = tuple(op for op in graph.forward if op in rerun and graph.ops[op].random)
     return Program(forward_runs, backward_runs, saved, reseeded)
+
+
+def _not_storable(graph: StepGraph, needed: Iterable[int]) -> list[int]:
+    """Those of the forward's values that cannot be kept for the backward, numbers mostly, and what makes them."""
+    found: set[int] = set()
+    waiting = list(needed)
+    while waiting:
+        op = waiting.pop()
+        if op not in found and not graph.ops[op].storable and graph.ops[op].kind == "forward":
+            found.add(op)
+            waiting.extend(graph.ops[op].rerun_reads)
+    return sorted(found)
 
 
 def forward_only(graph: StepGraph) -> Program:
