@@ -246,3 +246,16 @@ def test_a_pause_in_which_a_profiler_starts_loses_the_measurement():
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]), peak.paused():
         torch.zeros(16)
     assert peak.stop() is None
+
+
+def test_outputs_of_the_step_before_that_go_make_the_peak_no_lower():
+    peak = StepPeak()
+    assert peak.start("cpu")
+    earlier = torch.zeros(256).exp()
+    peak.stop()
+    assert peak.start("cpu", uncounted=[earlier.untyped_storage()])
+    kept = torch.zeros(256)
+    del earlier  # as large as what was allocated before it, so that sizes alone do not tell whose it was
+    more = torch.zeros(256)
+    assert peak.stop() == 2048
+    assert len(kept) == len(more)

@@ -46,7 +46,7 @@ class Looks:
     While `calls` is a list, the thread that looks runs no programs: regions write down that they were called, then
     end the call if `ends` is set, or else compute outputs only. At other times `may_run` is asked first, if there is
     one; a region that may not run ends the call. `begun` counts the regions that have begun to run. `on_backward` is
-    called when the backward of a region begins.
+    called when the backward of a region begins. What `hold` answers is kept with what a forward saves.
     """
 
     def __init__(self) -> None:
@@ -54,6 +54,7 @@ class Looks:
         self.ends = False
         self.may_run: Callable[[Region], bool] | None = None
         self.on_backward: Callable[[], None] = lambda: None
+        self.hold: Callable[[], Any] = lambda: None
         self.begun = 0
         self._thread = 0
 
@@ -205,20 +206,21 @@ class Region:
             self._remember(arguments)
             self.at_first(self)
         self.runs += 1
+        held = looks.hold()
         with self.watch():
             outputs = self.programs[self.current].forward(arguments)
         if self._takes_numbers:
             outputs = _numbers_as_tensors(outputs, len(self.traced.forward_outputs))
-        outputs.append(self.tickets.issue(self.runs, self.current))
+        outputs.append(self.tickets.issue(self.runs, self.current, held=held))
         return outputs
 
     def backward(self, arguments: list[Any]) -> list[Any]:
+        self.looks.on_backward()  # before what the forward held is let go
         arriving = len(self.traced.graph.arriving)
         run, number = arguments.pop(-arriving - 1).tolist()
         if number < 0:
             raise ElbowroomError("this forward ran only to look at the model; call the fitted model again")
         self.tickets.collect(run)
-        self.looks.on_backward()
         if self._takes_numbers:
             arguments[:] = [_as_number(argument) for argument in arguments]
         absent = [n for n in range(-arriving, 0) if arguments[n] is None]

@@ -1,12 +1,16 @@
 """Numbers handed to autograd among what a forward saves: they come back with the backward.
 
-Whether a ticket is still held tells whether a backward may still come. Python's weak references do not: a tensor may
-live on inside autograd without its Python object. So its storage is asked how many hold it.
+Whether a ticket is still held tells whether a backward may still come. Python's weak references to tensors do not: a
+tensor may live on inside autograd without its Python object. Those to storages do.
 """
 
 from __future__ import annotations
 
+from array import array
+from typing import Any
+
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 ALONE = 2  # holders of a storage that one tensor has: the tensor, and who asks
 
@@ -15,11 +19,12 @@ class Tickets:
     """Issued tickets, by number."""
 
     def __init__(self) -> None:
-        self._issued: dict[int, torch.UntypedStorage] = {}
+        self._issued: dict[int, StorageWeakRef] = {}
 
-    def issue(self, number: int, *more: int) -> torch.Tensor:
-        ticket = torch.tensor((number, *more))
-        self._issued[number] = ticket.untyped_storage()
+    def issue(self, number: int, *more: int, held: Any = None) -> torch.Tensor:
+        """A ticket. What is `held` with it lives as long as autograd keeps the ticket."""
+        ticket = torch.tensor((number, *more)) if held is None else _held_with((number, *more), held)
+        self._issued[number] = StorageWeakRef(ticket.untyped_storage())
         return ticket
 
     def collect(self, number: int) -> None:
@@ -29,8 +34,20 @@ class Tickets:
     @property
     def waiting(self) -> set[int]:
         """Those whose backward is still to come."""
-        self._issued = {number: storage for number, storage in self._issued.items() if holders(storage) > 1}
+        self._issued = {number: storage for number, storage in self._issued.items() if not storage.expired()}
         return set(self._issued)
+
+
+class _Numbers(bytearray):
+    """Memory that a storage borrows, and gives back to Python when it dies."""
+
+    held: Any = None
+
+
+def _held_with(numbers: tuple[int, ...], held: Any) -> torch.Tensor:
+    memory = _Numbers(array("q", numbers).tobytes())
+    memory.held = held
+    return torch.frombuffer(memory, dtype=torch.int64)
 
 
 def holders(storage: torch.UntypedStorage) -> int:

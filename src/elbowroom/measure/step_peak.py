@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 
@@ -41,6 +41,7 @@ class StepPeak:
         *,
         limit_bytes: int | None = None,
         watched: Iterable[torch.Tensor] = (),
+        uncounted: Iterable[torch.UntypedStorage] = (),
     ) -> bool:
         """Begin now; False if that would be in somebody's way, and then nothing is measured.
 
@@ -49,8 +50,9 @@ class StepPeak:
 
         `watched` are tensors from before the step that may go during it, their `.grad` included: the CPU's allocator
         does not say by itself that older memory is freed. Name the parameters, whose gradients go if the user calls
-        `zero_grad` between forward and backward, and the outputs of the step before. What goes unwatched makes the
-        peak look higher than it is.
+        `zero_grad` between forward and backward. What goes unwatched makes the peak look higher than it is. Memory
+        that is `uncounted` in what the caller adds the peak to, as outputs of the step before, may go, too; the peak
+        is no lower for it.
 
         `limit_bytes`, on CUDA, is what the caller allows above the start. The allocator's peak is set back only if an
         earlier one would hide whether this step stays below that; a peak below the limit may then be an earlier one.
@@ -65,7 +67,7 @@ class StepPeak:
         else:
             if profiler_is_running():
                 return False
-            self._meter = _OnHost(watched)
+            self._meter = _OnHost(watched, uncounted)
         return True
 
     def stop(self) -> int | None:
@@ -99,14 +101,19 @@ class StepPeak:
 
 @final
 class _OnHost:
-    def __init__(self, watched: Iterable[torch.Tensor]) -> None:
+    def __init__(self, watched: Iterable[torch.Tensor], uncounted: Iterable[torch.UntypedStorage]) -> None:
         storages = allocated_storages(watched)
-        self.older_bytes = {str(number): storage.nbytes() for number, storage in enumerate(storages)}
+        known = {storage._cdata for storage in storages}
+        others = [storage for storage in uncounted if storage._cdata not in known]
+        self.older = {
+            str(number): _Older(storage.nbytes(), number < len(storages))
+            for number, storage in enumerate((*storages, *others))
+        }
         self.watches = [
             weakref.ref(storage, partial(_leave_mark, name))
-            for name, storage in zip(self.older_bytes, storages, strict=True)
+            for name, storage in zip(self.older, (*storages, *others), strict=True)
         ]
-        del storages
+        del storages, others
         self.earlier: list[int | str] | None = []  # reports from before the latest pause; None if they were lost
         self.reports: BackgroundReports | None = BackgroundReports()
 
@@ -122,22 +129,29 @@ class _OnHost:
     def stop(self) -> int | None:
         self.pause()
         self.watches.clear()
-        return None if self.earlier is None else _highest(self.earlier, self.older_bytes)
+        return None if self.earlier is None else _highest(self.earlier, self.older)
+
+
+class _Older(NamedTuple):
+    """Memory from before the step, and whether it counts in what the peak is added to."""
+
+    size_bytes: int
+    counts: bool
 
 
 def _leave_mark(name: str, _: object) -> None:
     mark(name)
 
 
-def _highest(reports: Sequence[int | str], older_bytes: dict[str, int]) -> int:
+def _highest(reports: Sequence[int | str], older: Mapping[str, _Older]) -> int:
     """The highest level. A free of what the step did not allocate may be reported with any size, if it is reported at
     all: only marks tell of older memory, and frees count where something of that size is there to be freed."""
     own: Counter[int] = Counter()
     held = peak = freed = 0
     for report in reports:
         if isinstance(report, str):
-            freed = older_bytes.pop(report, 0)
-            held -= freed
+            freed, counts = older[report]
+            held -= freed if counts else 0
             continue
         if report > 0:
             own[report] += 1

@@ -75,7 +75,7 @@ class Session(Handle):
         )
         self._looker.looks.may_run = self._may_run
         for looks in (self._looker.looks, self._looker.part_looks):
-            looks.on_backward = self._watch.backward_begins
+            looks.on_backward, looks.hold = self._watch.backward_begins, self._watch.hold
 
     # --- running ---
 
@@ -105,7 +105,7 @@ class Session(Handle):
             else:
                 if looks.begun == begun:
                     self._say_unplanned("PyTorch ran it without tracing it; is that switched off, as by set_stance?")
-                self._count_waiting(self._running)
+                self._after_forward(self._running, outputs)
                 return outputs
             entry = self._planned(region, args, kwargs)
             if not entry.graphs:
@@ -155,14 +155,18 @@ class Session(Handle):
         self._begin(entry)
         looks, expected = self._looker.part_looks, len(entry.regions) // self.options.forwards
         begun = looks.begun
-        outputs = self._looker.run_parts(args, kwargs)
+        try:
+            outputs = self._looker.run_parts(args, kwargs)
+        except BaseException:
+            self._watch.give_up()  # maybe nothing is there yet that would tell it so
+            raise
         if self._traced_midway:  # the model has changed under this shape: look at it afresh before the next step
             self._traced_midway = False
             self._forget(entry)
             gc.collect()  # tracing leaves rings with the step's values, of which PyTorch collects the young
         elif looks.begun - begun < expected:  # others may run in place of those expected, with plans of their own
             self._say_unplanned("PyTorch ran it without the planned program; something it checks has changed")
-        self._count_waiting(entry)
+        self._after_forward(entry, outputs)
         return outputs
 
     def _unseen_hook(self) -> str:
@@ -184,7 +188,8 @@ class Session(Handle):
         if entry.shortfall:
             self._say_unplanned(entry.shortfall)
 
-    def _count_waiting(self, entry: Entry | None) -> None:
+    def _after_forward(self, entry: Entry | None, outputs: Any) -> None:
+        self._watch.note_outputs(outputs)
         for region in dict.fromkeys(entry.regions) if entry is not None else ():
             if len(region.tickets.waiting) > entry.regions.count(region):  # type: ignore[union-attr]
                 self._say_unplanned(

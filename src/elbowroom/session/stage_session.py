@@ -98,6 +98,7 @@ class StageSession(Handle):
         if entry.unwatched:
             self._begin_watching(entry)
         output = entry.runner(_one(inputs))
+        self._watch.note_outputs(output)
         if self._loss is None:
             return output
         return checked_loss(self._loss(output, *target))
@@ -252,7 +253,7 @@ class StageSession(Handle):
             raise _too_small(options.budget_bytes, outer, chain, result, device)
         plan = _plan_of(chain, result, options.budget_bytes, outer, inputs, device, self.why)
         runner = ChainRunner(stages, result.schedule)
-        runner.on_backward = self._watch.backward_begins
+        runner.on_backward, runner.hold = self._watch.backward_begins, self._watch.hold
         return StageEntry(key, stages, chain, resident, plan, runner, makeup)
 
 

@@ -7,14 +7,17 @@ that is not traced takes while it runs, what somebody else allocates in between.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
+from elbowroom.measure.memory import allocated_storages
 from elbowroom.measure.resident import rounded
 from elbowroom.measure.step_peak import StepPeak
 from elbowroom.plan.plan import Plan
@@ -37,6 +40,11 @@ class Watch:
         self._base_bytes = 0
         self._thread = 0
         self._in_backward = False
+        self._outputs: list[
+            Callable[[], torch.UntypedStorage | None]
+        ] = []  # of the latest forward, if they are there
+        self._step: _Step | None = None  # until the step's first graph holds it
+        self._held: Callable[[], _Step | None] = lambda: None  # the same, seen from here, from then on
 
     def begin(self, of: Any, plan: Plan, device: torch.device, optimizer: Any, waiting_bytes: int = 0) -> None:
         """A forward of `of` begins; if an earlier one of it still waits for its backward, both are one step.
@@ -49,9 +57,29 @@ class Watch:
         base_bytes = _base_bytes(self._model, plan, device, optimizer, waiting_bytes)
         peak = StepPeak()
         limit = plan.budget_bytes - base_bytes
-        if peak.start(device, limit_bytes=limit, watched=list(self._model.parameters())):
+        earlier = [storage for known in self._outputs if (storage := known()) is not None]
+        if peak.start(device, limit_bytes=limit, watched=list(self._model.parameters()), uncounted=earlier):
             self._peak, self._of, self._base_bytes, self._thread = peak, of, base_bytes, threading.get_ident()
+            self._step = _Step()
+            self._held = weakref.ref(self._step, self._nothing_holds)
             _WATCHES.add(self)
+
+    def note_outputs(self, outputs: Any) -> None:
+        """What a watched forward has returned may go in the middle of the next, and counts in neither."""
+        if self._peak is not None:
+            tensors = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+            self._outputs = [weakref.ref(storage) for storage in allocated_storages(tensors)]
+
+    def hold(self) -> _Step | None:
+        """What every graph of the step keeps for its backward. When nobody keeps it, no backward comes any more."""
+        if self._peak is None:
+            return None
+        step, self._step = self._held(), None
+        return step
+
+    def _nothing_holds(self, _: object) -> None:
+        if not self._in_backward:
+            self.give_up()
 
     def paused(self) -> AbstractContextManager[None]:
         """What the block allocates is no part of the step that is watched."""
@@ -73,9 +101,14 @@ class Watch:
     def give_up(self) -> None:
         if self._peak is not None:
             self._peak.stop()
-            self._peak = self._of = None
+            self._peak = self._of = self._step = None
             self._in_backward = False
+            self._held = lambda: None
             _WATCHES.remove(self)
+
+
+class _Step:
+    """Stands for a step that is under way."""
 
 
 class _Watches:

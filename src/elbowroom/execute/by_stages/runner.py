@@ -60,6 +60,7 @@ class ChainRunner:
         self.rerun = frozenset(at for at, count in runs.items() if count > 1)
         self.habits = tuple(Habits() for _ in self.stages)
         self.on_backward: Callable[[], None] = lambda: None  # called when a backward begins
+        self.hold: Callable[[], Any] = lambda: None  # what it answers lives as long as a run may have a backward
 
     def __call__(self, value: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -105,6 +106,7 @@ class _Run:
         self.autocast = Autocast.now()
         self.generators: Generators | None = None  # after the last stage, if nothing has drawn since
         self.used = False
+        self.held = runner.hold()
 
     def execute(self, operations: Iterable[Operation]) -> None:
         self.generators = None
