@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import elbowroom  # noqa: E402
+from elbowroom.errors import BudgetTooSmall, OverBudget  # noqa: E402
 from elbowroom.session.watching import Watch, more_outside  # noqa: E402
 
 MIB = 2**20
@@ -93,6 +94,24 @@ def test_a_step_that_fails_is_not_watched_any_longer(kind):
     with pytest.raises(ArithmeticError):
         model(x)
     assert not torch._C._autograd._profiler_enabled()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_another_budget_without_room_for_what_was_once_taken_outside_is_planned_and_said(strict):
+    """What was seen once may not come again; only those who asked for it are refused."""
+    model, x = layers(), torch.randn(64, 16)
+    with pytest.raises(BudgetTooSmall) as refusal:
+        elbowroom.fit(model, x, budget=1024, strict=strict)
+    elbowroom.fit(model, x, budget=refusal.value.least_budget + MIB, strict=strict)
+    output = model(x)
+    other = torch.ones(4 * MIB, dtype=torch.uint8)
+    del other
+    with pytest.raises(OverBudget) if strict else pytest.warns(UserWarning, match="more than its budget"):
+        output.square().mean().backward()
+    model.zero_grad()
+    with pytest.raises(BudgetTooSmall) if strict else pytest.warns(UserWarning, match="something outside the plan"):
+        model.elbowroom.set_budget(refusal.value.least_budget + MIB // 2)
+        model(x).square().mean().backward()
 
 
 def test_what_a_plan_left_unused_was_taken_from_outside_too():

@@ -309,9 +309,7 @@ class Session(Handle):
 
     def _remember(self, entry: Entry) -> Entry:
         """Say what is not planned of it, then keep an entry for the calls that follow."""
-        for why in (entry.unplanned, entry.shortfall):
-            if why:
-                self._say_unplanned(why)
+        self._say_what_is_not(entry)
         whole = entry.regions[0] if len(set(entry.regions)) == 1 else None
         if whole is None or whole.looks is not self._looker.looks:
             self.entries[entry.key] = entry
@@ -326,6 +324,12 @@ class Session(Handle):
                 del self.entries[region]
         self.entries[whole] = entry
         return entry
+
+    def _say_what_is_not(self, entry: Entry) -> None:
+        """What is not planned of an entry, or not within the budget."""
+        for why in (entry.unplanned, entry.shortfall):
+            if why:
+                self._say_unplanned(why)
 
     def _forget(self, entry: Entry) -> None:
         self.entries = {key: other for key, other in self.entries.items() if other is not entry}
@@ -422,8 +426,7 @@ class Session(Handle):
             if entry.instead is not None:
                 assert entry.instead_entry is not None
                 entry.plan = entry.instead_entry.plan
-            if entry.unplanned:
-                self._say_unplanned(entry.unplanned)
+            self._say_what_is_not(entry)
 
     # --- what others ask ---
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
@@ -66,6 +66,17 @@ class Entry:
         return any(parameter.grad is not None for parameter in self.late)
 
 
+class _Found(NamedTuple):
+    """Plans of an entry's graphs, and what they take to be resident.
+
+    `shortfall` says why the budget may not be kept, if that is so.
+    """
+
+    plans: list[Planned]
+    resident: Mapping[str, int]
+    shortfall: str = ""
+
+
 class StepPlanner:
     """Plans the steps of one model within the options in force."""
 
@@ -85,15 +96,7 @@ class StepPlanner:
         if self.options.plan is not None:
             return self._load(self.options.plan, key, sight, resident, late)
         entry = Entry(key, self._graphs(sight.regions, late), None, sight.left_out, list(late.values()))
-        inputs = shown_call(args, kwargs)
-        roomy = self._with_outside(entry, resident)
-        try:
-            self._install(entry, self._found(entry, roomy), roomy, inputs)
-        except BudgetTooSmall as refusal:
-            if OUTSIDE not in roomy:
-                raise
-            self._install(entry, self._found(entry, resident), resident, inputs)
-            _fall_short(entry, refusal)
+        self._install(entry, self._found_with_room(entry, resident), shown_call(args, kwargs))
         return entry
 
     def plan_midway(self, region: Region, running: Entry | None, budget: int | None = None) -> int:
@@ -135,6 +138,17 @@ class StepPlanner:
         }
         return [found[region] for region in [*regions] * self.options.forwards]
 
+    def _found_with_room(self, entry: Entry, resident: Mapping[str, int]) -> _Found:
+        """The best plans that leave room for what was seen to be taken outside. If there are none, the best without,
+        unless that is forbidden."""
+        roomy = self._with_outside(entry, resident)
+        try:
+            return _Found(self._found(entry, roomy), roomy)
+        except BudgetTooSmall as refusal:
+            if OUTSIDE not in roomy or self.options.strict:
+                raise
+            return _Found(self._found(entry, resident), resident, short_of_room(refusal))
+
     def _found(self, entry: Entry, resident: Mapping[str, int]) -> list[Planned]:
         """The best plans of an entry's graphs, as predicted or as measured."""
         budget, kept = self.options.budget_bytes, keeps_gradients(self.model)
@@ -155,22 +169,23 @@ class StepPlanner:
 
     # --- installing ---
 
-    def _install(self, entry: Entry, planned: list[Planned], resident: Mapping[str, int], inputs: str) -> None:
-        for graph, found in dict(zip(entry.graphs, planned, strict=True)).items():
-            graph.install(found)
+    def _install(self, entry: Entry, found: _Found, inputs: str) -> None:
+        planned, resident, shortfall = found
+        for graph, plan in dict(zip(entry.graphs, planned, strict=True)).items():
+            graph.install(plan)
         entry.plan = Plan(
             budget_bytes=self.options.budget_bytes,
             resident=resident,
             regions=tuple(
-                region_plan(graph.planner, found, fingerprint(graph.measured.captured))
-                for graph, found in zip(entry.graphs, planned, strict=True)
+                region_plan(graph.planner, plan, fingerprint(graph.measured.captured))
+                for graph, plan in zip(entry.graphs, planned, strict=True)
             ),
             setting=setting_of(entry.graphs[0].device),
             inputs=inputs,
             notes=_notes(entry, planned),
             late_gradients=bool(entry.late),
         )
-        entry.unwatched, entry.excess_bytes, entry.shortfall = WATCHED_STEPS, 0, ""
+        entry.unwatched, entry.excess_bytes, entry.shortfall = 0 if shortfall else WATCHED_STEPS, 0, shortfall
 
     def _load(
         self, plan: Plan, key: Any, sight: Sight, resident: Mapping[str, int], late: Mapping[int, nn.Parameter]
@@ -179,7 +194,7 @@ class StepPlanner:
         late = late if plan.late_gradients else {}
         entry = Entry(key, self._graphs(sight.regions, late), None, sight.left_out, list(late.values()))
         planned = confirmed(plan, entry.graphs, resident, self.options.budget_bytes, lambda: self._trials(entry))
-        self._install(entry, planned, resident, plan.inputs)
+        self._install(entry, _Found(planned, resident), plan.inputs)
         return entry
 
     # --- again ---
@@ -192,30 +207,39 @@ class StepPlanner:
         try:
             residents = [self._resident_now(entry) for entry in entries]
             for entry, resident in zip(entries, residents, strict=True):
+                self._note_outside(entry)
                 self._look_at_gradients(entry, resident)
                 if options.optimizer is not old.optimizer:
                     entry.trials = None  # what a recording must leave free has changed
-            found = [self._found(entry, resident) for entry, resident in zip(entries, residents, strict=True)]
+            found = [
+                self._found_with_room(entry, resident) for entry, resident in zip(entries, residents, strict=True)
+            ]
         except BaseException:
             self.options = old
             for entry, known in zip(entries, before, strict=True):
                 entry.graphs, entry.late, entry.trials = known
             raise
-        for entry, plans, resident in zip(entries, found, residents, strict=True):
+        for entry, plans in zip(entries, found, strict=True):
             assert entry.plan is not None
-            self._install(entry, plans, resident, entry.plan.inputs)
+            self._install(entry, plans, entry.plan.inputs)
 
     def leave_room(self, entry: Entry) -> None:
         """Plan a step again that took more than its budget, with so much left free. If that does not fit, the plan
         stays, and falls short."""
         assert entry.plan is not None
-        excess, entry.excess_bytes = entry.excess_bytes, 0
-        self._outside[entry.key] = max(more_outside(entry.plan, excess), self._outside.get(entry.key, 0))
+        self._note_outside(entry)
         resident = self._with_outside(entry, entry.plan.resident)
         try:
-            self._install(entry, self._found(entry, resident), resident, entry.plan.inputs)
+            self._install(entry, _Found(self._found(entry, resident), resident), entry.plan.inputs)
         except BudgetTooSmall as refusal:
-            _fall_short(entry, refusal)
+            entry.unwatched, entry.shortfall = 0, short_of_room(refusal)
+
+    def _note_outside(self, entry: Entry) -> None:
+        """What the latest step took too much was taken outside of its plan."""
+        if entry.excess_bytes and entry.plan is not None:
+            outside = more_outside(entry.plan, entry.excess_bytes)
+            self._outside[entry.key] = max(outside, self._outside.get(entry.key, 0))
+            entry.excess_bytes = 0
 
     def _with_outside(self, entry: Entry, resident: Mapping[str, int]) -> dict[str, int]:
         """What is resident, and what was seen to be taken outside the plans of such calls."""
@@ -231,7 +255,8 @@ class StepPlanner:
         assert entry.plan is not None
         optimizer = self.options.optimizer
         state = 0 if optimizer is None else optimizer_bytes(optimizer, entry.graphs[0].device)
-        return self._with_outside(entry, {**entry.plan.resident, "optimizer": state})
+        known = {name: size for name, size in entry.plan.resident.items() if name != OUTSIDE}
+        return {**known, "optimizer": state}
 
     def _look_at_gradients(self, entry: Entry, resident: Mapping[str, int]) -> None:
         """Make other planners, if gradients are to be planned otherwise now."""
@@ -242,11 +267,6 @@ class StepPlanner:
         if bool(late) != bool(entry.late):
             entry.graphs = self._graphs(regions, late)
             entry.late, entry.trials = list(late.values()), None
-
-
-def _fall_short(entry: Entry, refusal: BudgetTooSmall) -> None:
-    """Its plan leaves too little free for what happens outside of it. That is said, and no longer watched."""
-    entry.unwatched, entry.shortfall = 0, short_of_room(refusal)
 
 
 def _notes(entry: Entry, planned: list[Planned]) -> tuple[str, ...]:
