@@ -110,6 +110,18 @@ def test_a_group_added_after_the_first_step_is_counted_too():
     assert counted == bytes_there(optimizer)
 
 
+@pytest.mark.parametrize("kind", ["Adam", "Adagrad", "Adafactor"])
+def test_a_parameter_whose_first_gradient_comes_later_is_counted_all_the_time(kind):
+    late, *made = parameters(MATRICES)
+    optimizer = getattr(torch.optim, kind)([late, *made], lr=1e-3)
+    whole, gradient, late.grad = optimizer_bytes(optimizer, CPU), late.grad, None
+    optimizer.step()
+    assert optimizer_bytes(optimizer, CPU) == whole
+    late.grad = gradient
+    optimizer.step()
+    assert optimizer_bytes(optimizer, CPU) == bytes_there(optimizer) == whole
+
+
 class History(torch.optim.Optimizer):
     """Keeps lists of tensors, something for the whole group, and a view; its learning rate has no default."""
 

@@ -134,6 +134,22 @@ def test_a_step_that_needs_more_in_its_middle_goes_on_and_the_next_is_refused():
     model(x).backward()
 
 
+def test_a_graph_that_is_traced_in_the_middle_of_a_step_is_planned_beside_the_whole_batch():
+    """What comes out of the graph before it is no batch, and the batch is there all the same."""
+    model, x = Widened(), torch.randn(64, 16)
+    wide = nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 16))
+    other = Widened()
+    other.last = wide
+    with pytest.raises(elbowroom.BudgetTooSmall) as refusal:
+        elbowroom.fit(other, x, budget=1)
+    elbowroom.fit(model, x, budget=refusal.value.least_budget - 1)
+    model(x).backward()
+    model.zero_grad()
+    model.last = wide
+    with pytest.warns(UserWarning, match="in the middle of a step"):
+        model(x).backward()
+
+
 class Changing(Small):
     """In parts, of which the later ones are traced anew when its number changes in a way that they look at."""
 

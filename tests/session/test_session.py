@@ -294,6 +294,15 @@ def test_an_optimizer_whose_state_does_not_fit_changes_nothing():
     assert only_entry_of_size(fitted, 4).plan.resident["optimizer"] == adam_bytes(model)
 
 
+@pytest.mark.parametrize("sizes", [(4, 2), (2, 4)])
+def test_a_budget_that_is_refused_for_several_shapes_names_one_that_fits_them_all(sizes):
+    fitted = fit(Net(), *batch(sizes[0]), budget="1GiB")
+    fitted.elbowroom.prepare(batch(sizes[1]), {})
+    with pytest.raises(BudgetTooSmall) as refusal:
+        fitted.elbowroom.set_budget(1)
+    fitted.elbowroom.set_budget(refusal.value.least_budget)
+
+
 def only_entry_of_size(fitted, size: int):
     return fitted.elbowroom.prepare(batch(size), {})
 

@@ -81,6 +81,15 @@ def test_stages_given_by_hand():
         strict(*batch(5))
 
 
+def test_a_budget_that_is_refused_for_several_shapes_names_one_that_fits_them_all():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)))
+    fitted = elbowroom.fit(model, torch.randn(8, 64), budget="1GiB", stages=list(model))
+    fitted.elbowroom.prepare((torch.randn(64, 64),), {})
+    with pytest.raises(BudgetTooSmall) as refusal:
+        fitted.elbowroom.set_budget(1)
+    fitted.elbowroom.set_budget(refusal.value.least_budget)
+
+
 def test_a_hooked_model_that_is_no_row_of_stages_says_so():
     model = Net()
     model.head.register_full_backward_hook(lambda module, inputs, outputs: None)

@@ -1,4 +1,4 @@
-"""Bytes of the state that an optimizer's first step will make, found by trying that step on parameters like its own.
+"""Bytes of the state that an optimizer's steps will make, found by trying one on parameters like its own.
 
 Every distinct shape and dtype of a group's parameters is tried, because state need not be shaped like its parameter:
 Adafactor keeps a row and a column of a matrix. Trials run on the meta device, where nothing is allocated or computed;
@@ -32,9 +32,12 @@ class _Kind(NamedTuple):
 
 
 def state_to_come(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
-    """Bytes on the device that the first step will make for all groups that have no state yet."""
+    """Bytes on the device that steps will make for all parameters that have no state yet.
+
+    A parameter gets its state with its first gradient, which may come later than those of others in its group.
+    """
     inner = _wrapped(optimizer)
-    return sum(_group_bytes(inner, group, device) for group in inner.param_groups if not _has_state(inner, group))
+    return sum(_group_bytes(inner, group, device) for group in inner.param_groups)
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -50,16 +53,21 @@ def _wrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _has_state(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
-    return any(optimizer.state.get(parameter) for parameter in group["params"])
+def _is_new(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
+    """Whether no step has made anything for a group yet, so that what its parameters share is still to come."""
+    return not any(optimizer.state.get(parameter) for parameter in group["params"])
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "params"}
 
 
+def _lacks_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> bool:
+    return parameter.requires_grad and not optimizer.state.get(parameter)
+
+
 def _group_bytes(optimizer: torch.optim.Optimizer, group: dict[str, Any], device: torch.device) -> int:
-    here = [p for p in group["params"] if p.requires_grad and p.device.type == device.type]
+    here = [p for p in group["params"] if _lacks_state(optimizer, p) and p.device.type == device.type]
     kinds = Counter(_Kind(p.shape, p.dtype) for p in here)
     failure: Exception | None = None
     for attempt in (_on_meta, _on_cpu, _on_cpu_with_sparse_gradients) if kinds else ():
@@ -81,7 +89,7 @@ def _on_meta(
 ) -> int:
     """All kinds of parameters in one trial: what is made on the meta device will be on the parameter's."""
     trial = _Trial(optimizer, group, list(kinds), torch.device("meta"), torch.zeros_like)
-    return trial.bytes_on(device, kinds)
+    return trial.bytes_on(device, kinds, count_shared=_is_new(optimizer, group))
 
 
 def _on_cpu(
@@ -92,10 +100,10 @@ def _on_cpu(
     gradient: Callable[[torch.Tensor], torch.Tensor] = torch.ones_like,
 ) -> int:
     """One kind after the other, so that at most one parameter's state is in memory. The group's own counts once."""
-    total = 0
+    total, is_new = 0, _is_new(optimizer, group)
     for number, kind in enumerate(kinds):
         trial = _Trial(optimizer, group, [kind], torch.device("cpu"), gradient)
-        total += trial.bytes_on(device, kinds, count_shared=number == 0)
+        total += trial.bytes_on(device, kinds, count_shared=is_new and number == 0)
     return total
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -106,6 +106,21 @@ def plan_one(
         raise too_small(budget, resident, [graph])
     graph.install(planned)
     return planned
+
+
+def planned_all(plans: Iterable[Callable[[], _T]]) -> list[_T]:
+    """What several steps are planned to be. If some do not fit, the refusal is the one that names the most bytes,
+    with which all of them fit."""
+    found: list[_T] = []
+    refusals: list[BudgetTooSmall] = []
+    for plan in plans:
+        try:
+            found.append(plan())
+        except BudgetTooSmall as refusal:
+            refusals.append(refusal)
+    if refusals:
+        raise max(refusals, key=lambda refusal: refusal.least_budget)
+    return found
 
 
 def fused_or_plain(fused: Callable[[], _T], plain: Callable[[], _T], say: Callable[[str], None]) -> _T:

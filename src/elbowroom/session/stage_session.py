@@ -31,6 +31,7 @@ from elbowroom.session.calls import call_key, shown_call
 from elbowroom.session.handle import Handle
 from elbowroom.session.inputs import check_optimizer, checked_loss
 from elbowroom.session.options import Options
+from elbowroom.session.planning import planned_all
 from elbowroom.session.saying import budget_too_small, short_of_room, too_many_shapes
 from elbowroom.session.watching import OUTSIDE, WATCHED_STEPS, Watch, more_outside
 from elbowroom.solve import Result, solve
@@ -185,11 +186,11 @@ class StageSession(Handle):
         state = {}
         if options.optimizer is not None:
             state["optimizer"] = optimizer_bytes(options.optimizer, _device(self.model, ()))
-        planned = {key: self._scheduled_like(entry, state, options) for key, entry in self.entries.items()}
+        planned = planned_all(partial(self._scheduled_like, entry, state, options) for entry in self.entries.values())
         self._watch.give_up()
         self.options = options
         self.said.clear()  # what is not planned is said again, of the new budget
-        self.entries.update(planned)
+        self.entries.update(zip(self.entries, planned, strict=True))
 
     def fuses(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Never: stages run as the user wrote them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
@@ -24,7 +25,14 @@ from elbowroom.session.late_gradients import have_own_room, keeps_gradients, lat
 from elbowroom.session.loading import confirmed
 from elbowroom.session.looking import Sight
 from elbowroom.session.options import Options
-from elbowroom.session.planning import needs_trials, plan_as_predicted, plan_on_trial, plan_one, plannable
+from elbowroom.session.planning import (
+    needs_trials,
+    plan_as_predicted,
+    plan_on_trial,
+    plan_one,
+    plannable,
+    planned_all,
+)
 from elbowroom.session.saying import short_of_room, too_small
 from elbowroom.session.watching import OUTSIDE, WATCHED_STEPS, more_outside
 
@@ -110,6 +118,7 @@ class StepPlanner:
         if running is not None and running.plan is not None:
             pairs = zip(running.regions, running.plan.regions, strict=True)
             resident["waiting"] = sum(plan.saved_bytes for each, plan in pairs if each.tickets.waiting)
+            resident["batch"] = running.plan.resident["batch"]  # which is that of the whole step
         plan_one(
             region,
             budget=budget or self.options.budget_bytes,
@@ -211,9 +220,10 @@ class StepPlanner:
                 self._look_at_gradients(entry, resident)
                 if options.optimizer is not old.optimizer:
                     entry.trials = None  # what a recording must leave free has changed
-            found = [
-                self._found_with_room(entry, resident) for entry, resident in zip(entries, residents, strict=True)
-            ]
+            found = planned_all(
+                partial(self._found_with_room, entry, resident)
+                for entry, resident in zip(entries, residents, strict=True)
+            )
         except BaseException:
             self.options = old
             for entry, known in zip(entries, before, strict=True):
