@@ -32,9 +32,12 @@ class _Kind(NamedTuple):
 
 
 def state_to_come(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
-    """Bytes on the device that the first step will make for all groups that have no state yet."""
+    """Bytes on the device that coming steps will make, for all parameters that have no state yet.
+
+    Some may have it already: a step leaves out what got no gradient in it, as a layer that was skipped by chance.
+    """
     inner = _wrapped(optimizer)
-    return sum(_group_bytes(inner, group, device) for group in inner.param_groups if not _has_state(inner, group))
+    return sum(_group_bytes(inner, group, device) for group in inner.param_groups)
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -60,7 +63,7 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 
 def _group_bytes(optimizer: torch.optim.Optimizer, group: dict[str, Any], device: torch.device) -> int:
     here = [p for p in group["params"] if p.requires_grad and p.device.type == device.type]
-    kinds = Counter(_Kind(p.shape, p.dtype) for p in here)
+    kinds = Counter(_Kind(p.shape, p.dtype) for p in here if not optimizer.state.get(p))
     failure: Exception | None = None
     for attempt in (_on_meta, _on_cpu, _on_cpu_with_sparse_gradients) if kinds else ():
         try:
@@ -81,7 +84,7 @@ def _on_meta(
 ) -> int:
     """All kinds of parameters in one trial: what is made on the meta device will be on the parameter's."""
     trial = _Trial(optimizer, group, list(kinds), torch.device("meta"), torch.zeros_like)
-    return trial.bytes_on(device, kinds)
+    return trial.bytes_on(device, kinds, count_shared=not _has_state(optimizer, group))
 
 
 def _on_cpu(
@@ -92,10 +95,10 @@ def _on_cpu(
     gradient: Callable[[torch.Tensor], torch.Tensor] = torch.ones_like,
 ) -> int:
     """One kind after the other, so that at most one parameter's state is in memory. The group's own counts once."""
-    total = 0
+    total, begun = 0, _has_state(optimizer, group)
     for number, kind in enumerate(kinds):
         trial = _Trial(optimizer, group, [kind], torch.device("cpu"), gradient)
-        total += trial.bytes_on(device, kinds, count_shared=number == 0)
+        total += trial.bytes_on(device, kinds, count_shared=number == 0 and not begun)
     return total
 
 
@@ -140,7 +143,7 @@ class _Trial:
         self._counted = _storages([*self._parameters.values(), *gradients, *_tensors(settings)])
         self._optimizer.step()
 
-    def bytes_on(self, device: torch.device, kinds: Counter[_Kind], *, count_shared: bool = True) -> int:
+    def bytes_on(self, device: torch.device, kinds: Counter[_Kind], *, count_shared: bool) -> int:
         """What the step has made, for as many parameters of each kind as there are."""
         owners: dict[Any, _Kind] = {parameter: kind for kind, parameter in self._parameters.items()}
         total = 0
