@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import elbowroom
-from campaign.comparing import Failure, Generators, apart
+from campaign.comparing import Failure, Generators, apart, drawing_as_plainly
 from campaign.metering import Meter, storages
 
 # Names that no model on trial has: a script of a failure holds both.
@@ -56,14 +56,18 @@ class Bystander:
         self.plain = copy.deepcopy(model)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="elbowroom")
-            self.fitted = elbowroom.fit(model, self.x, budget="1GiB", kernels=kernels)
-            try:
-                self.fitted.elbowroom.set_budget(1)
-            except elbowroom.BudgetTooSmall as refusal:
-                self.budget = refusal.least_budget
-            self.fitted.elbowroom.set_budget(self.budget)
-        self._step(self.fitted, metered=False)
+            with drawing_as_plainly(kernels):
+                self._fit(model, kernels)
         chance.put_back()
+
+    def _fit(self, model: nn.Module, kernels: str) -> None:
+        self.fitted = elbowroom.fit(model, self.x, budget="1GiB", kernels=kernels)
+        try:
+            self.fitted.elbowroom.set_budget(1)
+        except elbowroom.BudgetTooSmall as refusal:
+            self.budget = refusal.least_budget
+        self.fitted.elbowroom.set_budget(self.budget)
+        self._step(self.fitted, metered=False)
 
     def _step(self, model: nn.Module, *, metered: bool) -> tuple[int, list[torch.Tensor]]:
         """The highest number of bytes, and how far gradients are from the plain ones of the same step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import math
 import random
@@ -75,6 +76,15 @@ class Generators:
             yield differs("torch")
         if self.cuda is not None and other.cuda is not None and not torch.equal(self.cuda, other.cuda):
             yield differs("cuda")
+
+
+def drawing_as_plainly(kernels: str) -> contextlib.AbstractContextManager[None]:
+    """Has fused kernels draw the random numbers that PyTorch's draw. By default Inductor draws others, from seeds."""
+    if kernels != "inductor":
+        return contextlib.nullcontext()
+    from torch._inductor import config
+
+    return config.patch(fallback_random=True)
 
 
 def state_of(model: nn.Module) -> dict[tuple[str, str], Any]:

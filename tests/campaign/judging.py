@@ -17,7 +17,7 @@ import torch
 
 import elbowroom
 from campaign.bystander import Bystander
-from campaign.comparing import Failure, Generators, state_differences, state_of, tensors_in
+from campaign.comparing import Failure, Generators, drawing_as_plainly, state_differences, state_of, tensors_in
 from campaign.pair import SLOW_S, Pair, Side, Trial
 
 Event = Callable[[Pair], None]
@@ -31,7 +31,8 @@ def judge(trial: Trial, text: ModuleType, events: Sequence[Event], bystander: By
     steps must be those of PyTorch's own tracing without a plan.
     """
     bystander = bystander or Bystander(trial.kernels, trial.device)
-    verdict = _judge_against(trial, text, events, bystander)
+    with drawing_as_plainly(trial.kernels):
+        verdict = _judge_against(trial, text, events, bystander)
     if trial.kernels == "torch" and verdict.failures and all(each.share < MUCH for each in verdict.failures):
         traced = _judge_against(replace(trial, reference="aot_eager"), text, events, bystander)
         if not traced.failures:

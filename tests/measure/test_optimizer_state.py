@@ -141,6 +141,21 @@ class History(torch.optim.Optimizer):
                 p.add_(p.grad, alpha=-group["lr"] * float(p.grad.norm()))
 
 
+@pytest.mark.parametrize("kind", ["Adam", "Adafactor", "NAdam"])
+def test_parameters_that_the_first_step_left_out_are_counted(kind):
+    made = parameters(MATRICES)
+    for parameter in made[1:3]:
+        parameter.grad = None
+    optimizer = getattr(torch.optim, kind)(made, lr=0.1)
+    counted = optimizer_bytes(optimizer, CPU)
+    optimizer.step()
+    assert bytes_there(optimizer) < counted == optimizer_bytes(optimizer, CPU)
+    for parameter in made:
+        parameter.grad = torch.randn_like(parameter)
+    check(optimizer)
+    assert bytes_there(optimizer) == counted
+
+
 def test_an_optimizer_that_somebody_wrote():
     """Tried on the CPU, because it reads a number; what is the parameter's own memory is not counted."""
     made = parameters([(6, 5), (6, 5), (9,)])

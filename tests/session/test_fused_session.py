@@ -171,3 +171,17 @@ def test_little_gradients_of_a_step_that_may_be_recorded_are_not_late(monkeypatc
     fitted.elbowroom.set_budget("1GiB")
     assert not entry.late
     assert region.programs[region.current].build.makes == "write"
+
+
+def test_a_budget_is_set_when_parameters_have_changed_their_type():
+    """What was planned of the former type is planned again, too, and tried on tensors of that type."""
+    model, x = perceptron()
+    fitted = elbowroom.fit(model, x, budget="1GiB", kernels="inductor", times="estimate")
+    fitted.double()
+    fitted(x.double()).square().sum().backward()
+    fitted.zero_grad()
+    assert len(fitted.elbowroom.entries) == 2
+    with pytest.raises(BudgetTooSmall):
+        fitted.elbowroom.set_budget(1)
+    fitted.elbowroom.set_budget("1MiB")
+    assert {entry.plan.budget_bytes for entry in fitted.elbowroom.entries.values()} == {2**20}

@@ -26,7 +26,7 @@ from elbowroom.execute.recording import LOG, Recording
 from elbowroom.execute.region import Region
 from elbowroom.measure.allocator_reports import changes_during
 from elbowroom.measure.memory import garbage_collected
-from elbowroom.measure.plain_operators import asleep, cuda_seconds, host_seconds, launch_seconds, made_up
+from elbowroom.measure.plain_operators import asleep, cuda_seconds, host_seconds, is_like, launch_seconds, made_up
 
 _SAMPLES = 3
 _SAMPLE_S, _MOST_STEPS = 0.5, 8  # how many steps make a sample
@@ -212,7 +212,7 @@ def _quietly() -> Iterator[None]:
 
 
 def _inputs(region: Region, number: int) -> list[Any]:
-    """What the graph was called with when it was looked at, as far as it still exists; the rest is made up."""
+    """What the graph was called with when looked at, as far as that is there unchanged; the rest is made up."""
     captured = region.programs[number].build.measured.captured
     inputs = []
     for i, given in zip(captured.graph.inputs, region.example, strict=True):
@@ -220,7 +220,7 @@ def _inputs(region: Region, number: int) -> list[Any]:
         if not isinstance(traced, torch.Tensor):
             inputs.append(number_in(traced))
             continue
-        if tensor is None:
+        if tensor is None or not is_like(tensor, traced):
             tensor = made_up(traced, limit=1)
         inputs.append(tensor.detach().clone() if i in captured.graph.overwritten else tensor.detach())
     return inputs

@@ -247,7 +247,7 @@ def _made_up_call(node: fx.Node, given: Given, *, channels_last: bool = False) -
     def argument(read: fx.Node) -> Any:
         value = read.meta["val"]
         own = given.get(read)
-        if own is None or channels_last or not _is_like(own, value):
+        if own is None or channels_last or not is_like(own, value):
             return tree_map(real, value)
         return own
 
@@ -262,7 +262,8 @@ def _writes_to_inputs(node: fx.Node) -> bool:
     return schema is None or schema.is_mutable or any(each.name == "running_mean" for each in schema.arguments)
 
 
-def _is_like(tensor: torch.Tensor, traced: torch.Tensor) -> bool:
+def is_like(tensor: torch.Tensor, traced: torch.Tensor) -> bool:
+    """Whether a tensor can stand for a traced one. `model.double()` makes another of the same parameter."""
     described = [(t.shape, t.dtype, t.device, t.is_conj(), t.is_neg()) for t in (tensor, traced)]
     return described[0] == described[1] and tensor.stride() == traced.stride()
 
