@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import itertools
+import math
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ def main() -> int:
         random_case(seed, options.kernels, options.device, tuple(options.tolerate))
         for seed in range(options.seed, options.seed + options.runs)
     ]
-    campaign = Campaign(cases, options.limit, sys.stdout.isatty())
+    campaign = Campaign(cases, options.limit, options.minutes, sys.stdout.isatty())
     campaign.run(options.jobs)
     print(campaign.table())
     for failed in campaign.by_kind().values():
@@ -51,6 +52,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kernels", choices=["torch", "inductor"], default="torch")
     parser.add_argument("--out", default="build/campaign", help="folder for scripts of failures")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for one case")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no case is begun later than that")
     parser.add_argument("--patience", type=float, default=90.0, help="seconds for making one failure smaller")
     parser.add_argument("--shrink", type=int, default=1, help="failures of each kind that are made smaller")
     parser.add_argument("--tolerate", action="append", default=[], help="beginning of a kind of failure to look past")
@@ -60,13 +62,14 @@ def arguments() -> argparse.Namespace:
 class Campaign:
     """Cases handed out to workers, and what became of them."""
 
-    def __init__(self, cases: list[Case], limit_s: float, shows: bool) -> None:
+    def __init__(self, cases: list[Case], limit_s: float, minutes: float, shows: bool) -> None:
         self.cases, self.limit_s, self.shows = cases, limit_s, shows
         self.ahead = iter(cases)
         self.lock = threading.Lock()
         self.failed: list[tuple[Case, Result]] = []
         self.done = self.rounded = 0
         self.began = time.perf_counter()
+        self.end = self.began + 60 * minutes
 
     def run(self, jobs: int) -> None:
         threads = [threading.Thread(target=self._drive) for _ in range(jobs)]
@@ -79,7 +82,7 @@ class Campaign:
         worker = Worker(self.limit_s)
         while True:
             with self.lock:
-                case = next(self.ahead, None)
+                case = next(self.ahead, None) if time.perf_counter() < self.end else None
             if case is None:
                 break
             result = worker.judge(case)
