@@ -21,7 +21,7 @@ from machine import run
 from moving import moving
 from stepgraphs import graphs, orders, surroundings
 
-LINK = Platform(to_host=2.0, from_host=3.0, both=1.5, seconds_per_copy=0.25)
+LINK = Platform(to_host=2.0, from_host=3.0, duplex=1.5, seconds_per_copy=0.25)
 KINDS = "dropped", "doubled", "swapped", "pointed elsewhere", "handed over wrongly"
 EACH = 400  # of five kinds: two thousand mutants
 

@@ -18,7 +18,7 @@ from machine import check, run
 from moving import may_move, moving
 from stepgraphs import Step, graph_of, graphs, orders, surroundings
 
-LINK = Platform(to_host=2.0, from_host=3.0, both=1.5, seconds_per_copy=0.25)
+LINK = Platform(to_host=2.0, from_host=3.0, duplex=1.5, seconds_per_copy=0.25)
 LAYER = Step("plain", (1,), (4, 2), 2, 3, 1, True, False, False, False, True, True)
 GRAPH = graph_of([LAYER] * 4)
 PROGRAM = make_program(GRAPH, GRAPH.backward)

@@ -89,7 +89,7 @@ def test_both_directions_share_the_link_while_both_are_busy():
     saved = tuple(op for op in PROGRAM.saved if op != FIRST)
     program = replace(PROGRAM, forward=forward, backward=backward, saved=saved)
     assert second_copy_out(program, Platform(to_host=2.0, from_host=2.0)) == pytest.approx(SIZE / 2)
-    assert second_copy_out(program, Platform(to_host=2.0, from_host=2.0, both=1.0)) == pytest.approx(SIZE)
+    assert second_copy_out(program, Platform(to_host=2.0, from_host=2.0, duplex=1.0)) == pytest.approx(SIZE)
 
 
 def second_copy_out(program, platform) -> float:

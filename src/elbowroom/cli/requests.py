@@ -1,7 +1,7 @@
 """Problem files: one JSON document, or JSON Lines with one request per line.
 
 A request is a problem plus what to do with it: `budget`, `slots`, `segments`, `solver`, a `schedule` to simulate,
-the `bandwidth` of the host link, and an `id` that comes back with the answer.
+the link to the host and the memory there, and an `id` that comes back with the answer.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from elbowroom.problem import Platform, Problem, problem_from_json
 from elbowroom.schedule import Operation, schedule_from_json
 from elbowroom.units import parse_bytes
 
-_REQUEST_FIELDS = ("budget", "slots", "segments", "solver", "schedule", "bandwidth", "id")
+_LINK_FIELDS = ("bandwidth", "to_host", "from_host", "duplex", "seconds_per_copy")
+_REQUEST_FIELDS = ("budget", "slots", "segments", "solver", "schedule", *_LINK_FIELDS, "host_budget", "id")
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Request:
     segments: int | None = None
     solver: str | None = None
     schedule: tuple[Operation, ...] | None = None
-    bandwidth: float | None = None
+    platform: Mapping[str, Any] = field(default_factory=dict)  # those fields of a `Platform` that the file gives
     id: Any = None
 
 
@@ -80,9 +81,17 @@ def parse_request(text: str, path: str) -> Request:
         segments=_positive(asked["segments"], "segments") if "segments" in asked else None,
         solver=solver,
         schedule=schedule_from_json(asked["schedule"]) if "schedule" in asked else None,
-        bandwidth=Platform(asked.get("bandwidth")).bandwidth,
+        platform=_platform_fields(asked),
         id=asked.get("id"),
     )
+
+
+def platform_of(*given: Mapping[str, Any]) -> Platform:
+    """The platform that several places describe together; where two name a field, the first one wins."""
+    fields: dict[str, Any] = {}
+    for each in reversed(given):
+        fields |= each
+    return Platform(**fields)
 
 
 def decode(text: str, path: str) -> Any:
@@ -108,10 +117,18 @@ def _decoded(text: str) -> Any:
         return None
 
 
-def _budget(value: Any) -> int:
+def _budget(value: Any, field: str = "budget") -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return parse_bytes(value, field="budget")
+    return parse_bytes(value, field=field)
+
+
+def _platform_fields(asked: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {name: asked[name] for name in _LINK_FIELDS if name in asked}
+    if "host_budget" in asked:
+        fields["host_bytes"] = _budget(asked["host_budget"], "host_budget")
+    Platform(**fields)  # which refuses what is wrong
+    return fields
 
 
 def _positive(value: Any, field: str) -> int:

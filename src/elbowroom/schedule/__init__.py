@@ -53,7 +53,7 @@ def simulate(
     """
     if isinstance(problem, Chain):
         return simulate_chain(problem, schedule, budget, platform)
-    if platform is not None and platform.bandwidth is not None:
+    if platform is not None and platform.has_link:
         raise InputError("bandwidth", "the host link is modelled for chains only")
     if isinstance(problem, Join):
         return simulate_join(problem, schedule, budget)

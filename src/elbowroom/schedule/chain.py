@@ -6,11 +6,15 @@ outputs, plus its overhead (001 Table 2.1). A saved set āℓ needs aℓ₋₁ u
 
 Transfers run beside computation. An offloaded value leaves memory when its transfer has ended and the last
 operation that reads it before it is prefetched again has ended; a prefetched one takes its room when its
-transfer starts and can be read when it ends. With a budget, computation waits for offloads that make room and
-prefetches wait for computations that do; what no waiting can mend is refused.
+transfer starts and can be read when it ends. On the host it takes room from the start of its offload to the end of
+its prefetch, or until it is used up if the prefetch keeps the copy. With a budget, computation waits for offloads
+that make room and prefetches wait for computations that do, and so offloads wait for room on the host; what no
+waiting can mend is refused.
 """
 
 from __future__ import annotations
+
+from typing import cast
 
 from elbowroom.errors import InvalidSchedule
 from elbowroom.problem import Chain, Platform, Saving
@@ -49,8 +53,11 @@ class _Machine:
         self.gradient = chain.gradient_bytes
         self.device: dict[Key, int] = {("plain", 0): chain.input_bytes}
         self.ways: dict[int, Saving] = {}  # how each live saved set was made, wherever it is
-        self.host: dict[Key, int] = {}
+        self.host: dict[Key, int] = {}  # copies that are there
+        self.held: dict[Key, int] = {}  # room on the host, taken also by what is on its way
         self.incoming: dict[Key, Transfer] = {}  # prefetches not yet arrived
+        self.staying: set[Key] = set()  # of these, the ones whose copy on the host stays
+        self.deferred: dict[int, list[Transfer]] = {}  # prefetches by the operation with which they start
         self.leaving: dict[Key, Transfer] = {}  # offloads whose device copy is not yet released
         self.position = len(chain)  # the current gradient is δ of this stage's output
         self.stored = chain.input_bytes + self.gradient[-1]
@@ -64,9 +71,12 @@ class _Machine:
         self.done = False  # whether the operation `index` has run
         self.peak = -1
         self.peak_index = 0
+        self.transfers: list[Span] = []
+        self.host_bytes = platform.host_bytes
+        self.host_now = self.host_peak = 0
         self.link: Link | None = None
-        if platform.bandwidth is not None:
-            self.link = Link(platform.bandwidth, self._fits, self._transfer_started, self._transfer_ended)
+        if platform.has_link:
+            self.link = Link(platform, self._may_start, self._transfer_started, self._transfer_ended)
         self.last_reader = _last_readers(schedule) if self.link else {}
 
     # --- operations ------------------------------------------------------------------------------------------
@@ -88,6 +98,9 @@ class _Machine:
             self._prefetch(at, operation)
         else:
             raise self._refuse("is not an operation of a chain")
+        if index in self.deferred:  # which starts with an operation that computes nothing
+            self._submit_deferred(self.now)
+            self._settle()
 
     def _forward(self, at: int, operation: Forward) -> None:
         stage = self.chain.stages[at - 1]
@@ -113,7 +126,7 @@ class _Machine:
             self._check_input_is_free(at)
             # A copy on the host stays there; one that is being offloaded leaves by itself.
             if ("plain", at - 1) in self.device and ("plain", at - 1) not in self.leaving:
-                self._drop(("plain", at - 1))
+                self.stored -= self.device.pop(("plain", at - 1))
         self._settle()
 
     def _backward(self, at: int) -> None:
@@ -156,8 +169,13 @@ class _Machine:
             raise self._refuse("there is no host link; give the platform a bandwidth")
         if key not in self.device or key in self.leaving or key in self.incoming:
             raise self._refuse(f"{_describe(key)} is not in memory")
-        self.leaving[key] = Transfer(key, "out", self.device[key], self.now, self.last_reader.get(self.index, -1))
-        self.link.submit(self.leaving[key])
+        last_reader = self.last_reader.get(self.index, -1)
+        self.leaving[key] = Transfer(key, "to host", self.device[key], self.index, last_reader=last_reader)
+        if key not in self.host:
+            self.link.submit(self.leaving[key], self.now)
+        elif last_reader < self.index:  # its copy on the host has stayed, so that nothing needs to be copied
+            self._close_span(self.now)
+            self._release(key)
         self._settle()
 
     def _prefetch(self, at: int, operation: Prefetch) -> None:
@@ -166,11 +184,18 @@ class _Machine:
             raise self._refuse("there is no host link; give the platform a bandwidth")
         if key in self.incoming:
             raise self._refuse(f"{_describe(key)} is on its way already")
-        if key not in self.host and key not in self.leaving:
+        if key not in self.leaving and (key not in self.host or key in self.device):
             raise self._refuse(f"{_describe(key)} was not offloaded")
         size = self.host[key] if key in self.host else self.device[key]
-        self.incoming[key] = Transfer(key, "in", size, self.now)
-        self.link.submit(self.incoming[key])
+        self.incoming[key] = transfer = Transfer(key, "from host", size, self.index)
+        if operation.keep:
+            self.staying.add(key)
+        if operation.start is None:
+            self.link.submit(transfer, self.now)
+        elif self.index < operation.start < len(self.schedule):
+            self.deferred.setdefault(operation.start, []).append(transfer)
+        else:
+            raise self._refuse(f"there is no later operation {operation.start} for it to start with")
         self._settle()
 
     def finish(self) -> Simulation:
@@ -178,7 +203,12 @@ class _Machine:
             raise InvalidSchedule(f"the schedule ends before backward {self.position}")
         time = self.now if self.stall else total(self.durations)
         link_time = self.link.busy_time if self.link else 0
-        return Simulation(self.schedule, time, self.peak, self.peak_index, tuple(self.spans), self.stall, link_time)
+        moved = self.link.running if self.link else []
+        transfers = (*self.transfers, *(transfer.span(self.stored) for transfer in moved))
+        spans, peak = tuple(self.spans), self.peak_index
+        return Simulation(
+            self.schedule, time, self.peak, peak, spans, self.stall, link_time, transfers, self.host_peak
+        )
 
     # --- time ------------------------------------------------------------------------------------------------
 
@@ -195,6 +225,7 @@ class _Machine:
         self.transient = output + overhead
         self._note_peak()
         if self.link:
+            self._submit_deferred(start)
             self.link.advance(self.now)
         self.spans.append(Span(self.span_start, self.now, self.stored + self.transient, self.index))
         self.span_start = self.now
@@ -221,6 +252,12 @@ class _Machine:
             time = max(time, event)
             self.link.advance(time)
 
+    def _submit_deferred(self, now: float) -> None:
+        """An operation begins, and with it the prefetches that were to wait for that."""
+        assert self.link is not None
+        for transfer in self.deferred.pop(self.index, []):
+            self.link.submit(transfer, now)
+
     def _settle(self) -> None:
         """Memory has changed between operations: let waiting transfers see it."""
         if self.link:
@@ -236,10 +273,14 @@ class _Machine:
     def _drop(self, key: Key) -> None:
         """Forget a value wherever it is; none is dropped while it moves."""
         assert key not in self.leaving
-        self.host.pop(key, None)
+        self._drop_from_host(key)
         size = self.device.pop(key, None)
         if size is not None:
             self.stored -= size
+
+    def _drop_from_host(self, key: Key) -> None:
+        self.host.pop(key, None)
+        self.host_now -= self.held.pop(key, 0)
 
     def _check_input_is_free(self, at: int) -> None:
         if at in self.ways:
@@ -268,25 +309,38 @@ class _Machine:
             raise self._refuse(f"the input of stage {at} is part of stage {at - 1}'s saved set; move that")
         return key
 
-    def _fits(self, size: int) -> bool:
-        return self.budget is None or self.stored + self.transient + size <= self.budget
+    def _may_start(self, transfer: Transfer) -> bool:
+        """Whether there is room for it now. What is on its way to the host comes back only when it has left."""
+        if transfer.direction == "to host":
+            return self.host_bytes is None or self.host_now + transfer.bytes <= self.host_bytes
+        room = None if self.budget is None else self.budget - self.stored - self.transient
+        return transfer.key not in self.leaving and (room is None or transfer.bytes <= room)
 
-    def _transfer_started(self, transfer: Transfer, time: float) -> None:
-        if transfer.direction == "in":
-            self._close_span(time)
-            self.host.pop(transfer.key, None)
-            self._store(transfer.key, transfer.bytes)
+    def _transfer_started(self, transfer: Transfer) -> None:
+        key = cast(Key, transfer.key)
+        if transfer.direction == "to host":
+            self.held[key] = transfer.bytes
+            self.host_now += transfer.bytes
+            self.host_peak = max(self.host_peak, self.host_now)
+        else:
+            self._close_span(transfer.start)
+            self._store(key, transfer.bytes)
             self._note_peak()
 
-    def _transfer_ended(self, transfer: Transfer, time: float) -> None:
-        key = transfer.key
-        if transfer.direction == "in":
-            del self.incoming[key]
-        else:
+    def _transfer_ended(self, transfer: Transfer) -> None:
+        key = cast(Key, transfer.key)
+        self.transfers.append(transfer.span(self.stored + self.transient))
+        if transfer.direction == "to host":
             self.host[key] = transfer.bytes
             if transfer.last_reader < self.index + self.done:  # its last reader has run
-                self._close_span(time)
+                self._close_span(transfer.end)
                 self._release(key)
+            return
+        del self.incoming[key]
+        if key in self.staying:
+            self.staying.discard(key)
+        else:
+            self._drop_from_host(key)
 
     def _release(self, key: Key) -> None:
         self.stored -= self.device.pop(key)

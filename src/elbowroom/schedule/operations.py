@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from elbowroom.errors import InputError
+from elbowroom.problem.validation import Prefix, as_object, kind_of_value
 
 Position: TypeAlias = int | tuple[int, int]
 Save: TypeAlias = Literal["nothing", "input", "all"]
@@ -56,7 +57,10 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """`["offload", 3, "all"]`: start copying stage 3's saved set (or its input) to the host."""
+    """`["offload", 3, "all"]`: start copying stage 3's saved set (or its input) to the host.
+
+    Where a copy of it is there already (see `keep` below), nothing is copied: its memory is given back.
+    """
 
     at: Position
     what: What
@@ -67,13 +71,22 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """`["prefetch", 3, "all"]`: start bringing an offloaded saved set (or input) back."""
+    """`["prefetch", 3, "all"]`: start bringing an offloaded saved set (or input) back.
+
+    `["prefetch", 3, "all", {"keep": true, "start": 17}]`: the copy on the host stays, and the transfer is asked for
+    only when operation 17 of the schedule, a later one, begins.
+    """
 
     at: Position
     what: What
+    keep: bool = False
+    start: int | None = None
 
     def to_json(self) -> list[Any]:
-        return ["prefetch", _position_json(self.at), self.what]
+        how: dict[str, Any] = {"keep": True} if self.keep else {}
+        if self.start is not None:
+            how["start"] = self.start
+        return ["prefetch", _position_json(self.at), self.what, *([how] if how else [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +146,24 @@ def _operation(item: Any, field: str) -> Operation:
             raise InputError(f"{field}[3]", "names a way to save, but this forward does not save all")
         return Forward(_position(rest[0], f"{field}[1]"), save, way)  # type: ignore[arg-type]
     if name in _MOVES:
-        _expect_length(rest, 2, 2, name, field)
-        what = _word(rest[1], ("input", "all"), f"{field}[2]")
-        return _MOVES[name](_position(rest[0], f"{field}[1]"), what)  # type: ignore[arg-type]
+        _expect_length(rest, 2, 3 if name == "prefetch" else 2, name, field)
+        at, what = _position(rest[0], f"{field}[1]"), _word(rest[1], ("input", "all"), f"{field}[2]")
+        if len(rest) == 3:
+            with Prefix(f"{field}[3]"):
+                return Prefetch(at, what, *_how(rest[2]))  # type: ignore[arg-type]
+        return _MOVES[name](at, what)  # type: ignore[arg-type]
     raise InputError(f"{field}[0]", f"{name!r:.40} is not one of forward, backward, loss, {', '.join(_MOVES)}")
+
+
+def _how(data: Any) -> tuple[bool, int | None]:
+    """Whether a prefetch keeps the copy on the host, and the operation with which it starts."""
+    data = as_object(data, allowed=("keep", "start"))
+    keep, start = data.get("keep", False), data.get("start")
+    if not isinstance(keep, bool):
+        raise InputError("keep", f"must be true or false, not {kind_of_value(keep)}")
+    if start is not None and (isinstance(start, bool) or not isinstance(start, int) or start < 0):
+        raise InputError("start", "must be the number of an operation, from 0")
+    return keep, start
 
 
 def _position(value: Any, field: str) -> Position:
@@ -169,4 +196,7 @@ def _position_json(at: Position) -> int | list[int]:
 
 def _flat(item: Any) -> Iterable[str]:
     for part in item:
-        yield str(part)
+        if isinstance(part, dict):
+            yield from (f"{key} {value}" if value is not True else key for key, value in part.items())
+        else:
+            yield str(part)

@@ -18,7 +18,9 @@ class Simulation:
     """A schedule that ran.
 
     `time` is computing plus waiting for the host link (`stall_time`); `peak_bytes` is the most memory held at
-    once and `peak_index` the operation during which that first happened; `spans` is the memory time line.
+    once and `peak_index` the operation during which that first happened; `spans` is the memory time line, and
+    `transfers` are those over the link, which was busy for `link_time` in all. `host_peak_bytes` is the most that
+    lay on the host at once.
     """
 
     schedule: Schedule
@@ -28,10 +30,13 @@ class Simulation:
     spans: Sequence[Span] = field(repr=False)
     stall_time: float = 0
     link_time: float = 0
+    transfers: Sequence[Span] = field(default=(), repr=False)
+    host_peak_bytes: int = 0
 
     @property
     def timeline(self) -> TimeLine:
-        return TimeLine(self.spans, self.peak_bytes, self.time)
+        spans = sorted([*self.spans, *self.transfers], key=lambda span: span.start) if self.transfers else self.spans
+        return TimeLine(spans, self.peak_bytes, self.time)
 
     @property
     def peak_operation(self) -> Operation:
@@ -57,6 +62,7 @@ class Simulation:
         }
         if self.link_time:
             report |= {"stall_time": self.stall_time, "link_time": self.link_time}
+            report["host_peak_bytes"] = self.host_peak_bytes
         return report
 
 

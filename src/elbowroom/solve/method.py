@@ -13,18 +13,21 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
-from elbowroom.problem import Problem
+from elbowroom.problem import Platform, Problem
 from elbowroom.progress import Progress
 from elbowroom.schedule import Operation, Schedule, Simulation, schedule_to_json
+
+NO_LINK = Platform()
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to solve: `slots` to divide the budget into, `segments` for the sequential method."""
+    """How to solve: `slots` to divide the budget into, `segments` for the sequential method, where it runs."""
 
     slots: int | None = None
     segments: int | None = None
     progress: Progress = lambda part: None
+    platform: Platform = NO_LINK
 
 
 class Status(Enum):
@@ -57,6 +60,7 @@ class Method(ABC):
     summary: ClassVar[str]
     exact: ClassVar[bool]  # whether it finds the fastest schedule of its class
     needs_budget: ClassVar[bool] = True
+    needs_link: ClassVar[bool] = False  # whether it moves values to the host and back
 
     @abstractmethod
     def least_budget(self, problem: Problem, options: Options) -> int:

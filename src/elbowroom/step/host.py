@@ -31,7 +31,7 @@ class Host:
 
     def perform(self, move: Move) -> str:
         """Move a value; returns the reason why that cannot be, or nothing."""
-        if self.platform is None or self.platform.to_host is None or self.platform.from_host is None:
+        if self.platform is None or not self.platform.has_link:
             return "there is no link to the host"
         if isinstance(move, Offload):
             return self._offload(move.value)
