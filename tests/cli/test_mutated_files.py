@@ -71,8 +71,11 @@ GRAPH = {
     "edges": [[0, 1], [1, 2], [0, 3]],
 }
 WHOLE = [["forward", i, "all"] for i in (1, 2, 3, 4)] + [["backward", i] for i in (4, 3, 2, 1)]
+LINK = {"bandwidth": 4, "to_host": 3.5, "from_host": 5, "duplex": 2, "seconds_per_copy": 0.25, "host_budget": 64}
+MOVING = [*WHOLE[:2], ["offload", 1, "all"], *WHOLE[2:4], ["prefetch", 1, "all", {"keep": True, "start": 6}]]
+MOVED = {**CHAIN, **LINK, "schedule": [*MOVING, *WHOLE[4:]]}
 PROBLEMS = {"chain": CHAIN, "join": JOIN, "towers": TOWERS, "graph": GRAPH, "plan": {**CHAIN, "schedule": WHOLE}}
-OPTIONAL = {"name", "alternatives", "schedule"}
+OPTIONAL = {"name", "alternatives", "schedule", "keep", "start", *LINK}
 
 NEGATIVE = [-1, -0.5, -(10**30), -1e300]
 HUGE = [10**30, 2**64, 1e300, 10**400]
@@ -100,12 +103,12 @@ def changed(document, path, change):
     return document
 
 
-def mutate(rng, kind):
+def mutate(rng, document):
     """A damaged document and the place whose field must be named."""
-    document = PROBLEMS[kind]
     places = [(p, v) for p, v in paths(document) if p]
     numbers = [p for p, v in places if isinstance(v, int | float)]
-    sizes = [p for p in numbers if p[0] != "schedule"]  # a stage that does not exist is an answer, not bad input
+    # A stage, or an operation to start with, that does not exist is an answer, not bad input.
+    sizes = [p for p in numbers if p[0] != "schedule"]
     required = [p for p, _ in places if isinstance(p[-1], str) and p[-1] not in OPTIONAL and "alternatives" not in p]
     objects = [p for p, v in places if isinstance(v, dict)] or [()]
     where, what = rng.choice(
@@ -141,12 +144,41 @@ def test_damaged_documents(elbowroom, tmp_path, kind, part):
     path = tmp_path / "problem.json"
     command = ("simulate", path) if kind == "plan" else ("solve", path, "--budget", 40)
     for _ in range(1000 if kind == "graph" else 400):
-        document, place = mutate(rng, kind)
+        document, place = mutate(rng, PROBLEMS[kind])
         path.write_text(json.dumps(document))
         status, out, err = elbowroom(*command, "--json")
         assert (status, out, err.count("\n")) == (2, "", 1), (document, status, out, err)
         assert err.startswith("elbowroom: ")
         assert names_culprit(err, place), (place, err)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_damaged_platforms_and_transfers(elbowroom, tmp_path, part):
+    """With damaged text below, ten thousand files with a link, transfers and a host budget."""
+    rng = Random(f"platforms {part}")
+    path = tmp_path / "problem.json"
+    assert json.loads(elbowroom("simulate", written(path, MOVED), "--json").out)["valid"]
+    for _ in range(2500):
+        document, place = mutate(rng, MOVED)
+        if means_something(document, place):
+            continue
+        status, out, err = elbowroom("simulate", written(path, document), "--json")
+        assert (status, out, err.count("\n")) == (2, "", 1), (document, status, out, err)
+        assert err.startswith("elbowroom: ")
+        assert names_culprit(err, place), (place, err)
+
+
+def means_something(document, place):
+    """Whether the damage is none: what may be left out may be null, and a budget may be text."""
+    value = document
+    for key in place:
+        value = value.get(key, MISSING) if isinstance(value, dict) else value[key]
+    return (value is None and place[-1] in OPTIONAL) or (value == "1" and place == ("host_budget",))
+
+
+def written(path, document):
+    path.write_text(json.dumps(document))
+    return path
 
 
 def tangled(rng: Random):
@@ -184,7 +216,7 @@ def test_damaged_graphs(elbowroom, tmp_path, part):
     path = tmp_path / "problem.json"
     method = ("auto", "lower-sets", "chen", "lower-sets-chain")[part]
     for number in range(2000):
-        document, place = tangled(rng) if number % 2 else mutate(rng, "graph")
+        document, place = tangled(rng) if number % 2 else mutate(rng, GRAPH)
         path.write_text(json.dumps(document))
         status, out, err = elbowroom("solve", path, "--budget", 400, "--solver", method, "--json")
         assert (status, out, err.count("\n")) == (2, "", 1), (document, status, out, err)

@@ -137,6 +137,20 @@ def test_simulate_with_a_link(elbowroom, tmp_path):
     assert answer["link_time"] == 2
 
 
+def test_what_a_file_says_of_the_link_wins(elbowroom, tmp_path):
+    path = tmp_path / "plan.json"
+    ops = [["forward", 1, "all"], ["forward", 2, "all"], ["offload", 1, "all"], ["forward", 3, "all"]]
+    ops += [["forward", 4, "all"], ["backward", 4], ["prefetch", 1, "all"], ["backward", 3], ["backward", 2]]
+    options = ("--bandwidth", 9, "--duplex", 3, "--seconds-per-copy", 1, "--host-budget", "1KiB")
+    path.write_text(json.dumps({**CHAIN, "schedule": [*ops, ["backward", 1]]}))
+    answer = json.loads(elbowroom("simulate", path, "--json", *options).out)
+    assert (answer["link_time"], answer["host_peak_bytes"]) == (4, 9)
+    path.write_text(json.dumps({**CHAIN, "from_host": 3, "seconds_per_copy": 0, "schedule": [*ops, ["backward", 1]]}))
+    assert json.loads(elbowroom("simulate", path, "--json", *options).out)["link_time"] == 1 + 3
+    refused = json.loads(elbowroom("simulate", path, "--json", *options[:-1], 8).out)
+    assert "waits for ever" in refused["reason"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "culprit"),
     [
@@ -154,6 +168,8 @@ def test_simulate_with_a_link(elbowroom, tmp_path):
         (("solve", "FILE", "--budget", 99, "--segments", 9, "--solver", "sequential"), "segments: must be"),
         (("simulate", "FILE"), "schedule: missing"),
         (("simulate", "FILE", "--bandwidth", -1), "bandwidth:"),
+        (("simulate", "FILE", "--duplex", "nan"), "duplex:"),
+        (("solve", "FILE", "--budget", 9, "--host-budget", "lots"), "host_budget:"),
         (("dance",), "dance"),
         (("solve", "FILE", "--frobnicate"), "--frobnicate"),
     ],

@@ -17,7 +17,19 @@ def random_operation(rng, position):
     make = rng.choice([Forward, Forward, Forward, Backward, Backward, Discard, Offload, Prefetch])
     if make is Forward:
         return Forward(position, rng.choice(SAVES))
-    return Backward(position) if make is Backward else make(position, rng.choice(WHATS))
+    if make is Backward:
+        return Backward(position)
+    if make is Prefetch:
+        return Prefetch(position, rng.choice(WHATS), rng.random() < 0.3)
+    return make(position, rng.choice(WHATS))
+
+
+def random_platform(rng):
+    rates = [0.5, 3.0, 1e6]
+    if rng.random() < 0.4:
+        return Platform(rng.choice(rates))
+    duplex, latency = rng.choice([None, 0, 0.4, 2.0]), rng.choice([0, 0, 0.25])
+    return Platform(None, rng.choice(rates), rng.choice(rates), duplex, latency, rng.choice([None, 6, 12]))
 
 
 def grow(rng, problem, positions, budget, platform):
@@ -37,10 +49,10 @@ def grow(rng, problem, positions, budget, platform):
 def test_random_lists_on_chains():
     rng = Random(1)
     finished = moved = 0
-    for _ in range(400):
+    for _ in range(600):
         chain = random_chain(rng, rng.randint(1, 3))
         budget = rng.choice([None, rng.randint(5, 40)])
-        platform = rng.choice([None, Platform(rng.choice([0.5, 3.0, 1e6]))])
+        platform = rng.choice([None, random_platform(rng), random_platform(rng)])
         schedule = grow(rng, chain, range(1, len(chain) + 1), budget, platform)
         if schedule is None:
             continue
@@ -50,9 +62,11 @@ def test_random_lists_on_chains():
         assert budget is None or result.peak_bytes <= budget
         assert max(span.bytes for span in result.spans) <= result.peak_bytes
         assert min(span.bytes for span in result.spans) >= 0
-        assert all(span.start <= span.end for span in result.spans)
+        assert all(span.start <= span.end for span in (*result.spans, *result.transfers))
+        if platform is not None and platform.host_bytes is not None:
+            assert result.host_peak_bytes <= platform.host_bytes
     assert finished > 100
-    assert moved > 10
+    assert moved > 30
 
 
 def test_random_lists_on_joins_and_graphs():

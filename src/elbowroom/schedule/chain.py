@@ -248,7 +248,8 @@ class _Machine:
             event = self.link.next_event()
             if event is None:
                 why = f"{_describe(missing[0])} never arrives" if missing else "no pending offload makes room"
-                raise self._refuse(f"waits for ever: {why} within the budget of {self.budget}")
+                limit = "" if self.budget is None else f" within the budget of {self.budget}"
+                raise self._refuse(f"waits for ever: {why}{limit}")
             time = max(time, event)
             self.link.advance(time)
 
