@@ -114,7 +114,7 @@ def gaps(schedule):
 
 
 def exhaustive_time(saved, values, budget, platform):
-    """The fastest of all schedules that move those values in order: every place for each prefetch, and every start."""
+    """The fastest of all schedules that move those values in order: each place for each prefetch, and each start."""
     computing = save_all(saved.chain, saved.ways)
     moves = sorted(ordered_moves(saved.chain, values), key=lambda move: move.before)
     best = None
