@@ -43,11 +43,16 @@ def _for_chain(chain: Chain, budget: int, options: Options) -> tuple[Method, str
     if everything.least_budget(chain, options) <= budget and not any(s.alternatives for s in chain.stages):
         return everything, "it all fits, so nothing needs recomputing"
     n, slots = len(chain), min(options.slots or CUSTOMARY, budget, useful_bytes(chain))
-    if work(n) * slots <= _PATIENCE and 8 * row_count(n) * slots <= TABLE_BYTES / 3:
+    if affords_floating(n, slots):
         return Floating(), f"{n} stages are few enough for the true optimum"
     if 9 * persistent_rows(n) * FEWEST <= TABLE_BYTES:
         return Persistent(), f"{n} stages are too many for 'floating', which would rarely be faster"
     return Sequential(), f"{n} stages are too many for any dynamic program over memory"
+
+
+def affords_floating(n: int, slots: int) -> bool:
+    """Whether `floating` takes a few seconds, and no more memory than it may, for n stages."""
+    return work(n) * slots <= _PATIENCE and 8 * row_count(n) * slots <= TABLE_BYTES / 3
 
 
 def _for_join(join: Join, budget: int) -> tuple[Method, str]:

@@ -20,6 +20,7 @@ from elbowroom.solve.lower_sets_chain import LowerSetsChain
 from elbowroom.solve.lower_sets_memory import LowerSetsMemory
 from elbowroom.solve.method import Method
 from elbowroom.solve.milp import Milp
+from elbowroom.solve.offload.combined import Combined
 from elbowroom.solve.persistent import Persistent
 from elbowroom.solve.revolve import Revolve
 from elbowroom.solve.sequential import Sequential
@@ -50,6 +51,7 @@ METHODS: dict[str, Method] = {
         Chen(),
         Acg(),
         Milp(),
+        Combined(),
     )
 }
 

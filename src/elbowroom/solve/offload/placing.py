@@ -80,7 +80,7 @@ class _Placing:
         self.moves: list[_Absence] = []
         for move in sorted(moves, key=lambda each: each.before):
             reading = [k for k in readers.get((move.what, move.at), ()) if move.after < k < move.before]
-            since, size = max([move.after, *reading]) + 1, _bytes_of(chain, computing, move)
+            since, size = max([move.after, *reading]) + 1, bytes_of(chain, computing, move)
             if since < move.before and size:
                 self.moves.append(_Absence(move, since, size))
 
@@ -151,7 +151,7 @@ def _levels(chain: Chain, computing: Sequence[Operation]) -> Ints:
     return levels
 
 
-def _bytes_of(chain: Chain, computing: Sequence[Operation], move: Move) -> int:
+def bytes_of(chain: Chain, computing: Sequence[Operation], move: Move) -> int:
     """How large a value is that moves: a saved set as large as its forward made it."""
     if move.what == "input":
         return chain.output_bytes[move.at - 1]

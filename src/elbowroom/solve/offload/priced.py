@@ -1,7 +1,8 @@
 """Schedules that compute again and move, for a price of the link's time: the dynamic program of `kernels/moving.py`.
 
 A price of nothing moves all it can; an endless one moves nothing, and the schedule is that of `persistent`. What lies
-between is how much computing a second of the link is worth.
+between is how much computing a second of the link is worth. That is not the same all the time: what the forward makes
+late has little time to leave before the backward wants it, so the price may rise along the chain.
 """
 
 from __future__ import annotations
@@ -18,10 +19,20 @@ import numpy as np
 from elbowroom.problem import Chain, Platform
 from elbowroom.progress import Progress
 from elbowroom.schedule import Backward, Forward, Operation
+from elbowroom.schedule.simulation import total
 from elbowroom.solve.kernels.costs import costs_of, need_all, slots_up, ways_of
 from elbowroom.solve.kernels.moving import Inputs, fill_distance, fill_least_moving
 from elbowroom.solve.kernels.persistent import fill_reach, row_of
-from elbowroom.solve.offload.placing import Move
+from elbowroom.solve.offload.placing import Move, bytes_of
+
+
+@dataclass(frozen=True)
+class Price:
+    """Seconds of computing for a second of the link. `late` says how it rises over the forward: from 1 − late of it
+    at the beginning to 1 + late at the end."""
+
+    seconds: float
+    late: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -58,7 +69,7 @@ class _Coming(NamedTuple):
 class _Numbers:
     """A chain as the dynamic program sees it, in units of so many bytes."""
 
-    def __init__(self, chain: Chain, platform: Platform, price: float, unit: int) -> None:
+    def __init__(self, chain: Chain, platform: Platform, price: Price, unit: int) -> None:
         self.n = len(chain)
         self.costs = costs_of(chain, unit)
         self.inputs = _inputs(chain, platform, price, unit)
@@ -121,7 +132,7 @@ class PricedTable(_Numbers):
         self,
         chain: Chain,
         platform: Platform,
-        price: float,
+        price: Price,
         unit: int,
         slots: int,
         progress: Progress = lambda part: None,
@@ -176,7 +187,7 @@ class LeastTable(_Numbers):
     """The fewest bytes with which each state can be done at all, however long that takes."""
 
     def __init__(self, chain: Chain, platform: Platform) -> None:
-        super().__init__(chain, platform, 0.0, 1)
+        super().__init__(chain, platform, Price(0.0), 1)
         self.stays = np.zeros((self.n + 1, self.n + 1), dtype=np.int64)
         self.moves = np.zeros((len(self.inputs.sizes), self.n + 1), dtype=np.int64)
         fill_least_moving(self.costs, self.reach, self.inputs, self.stays, self.moves)
@@ -203,22 +214,55 @@ class LeastTable(_Numbers):
                 yield "split", split
 
 
+def computing_time(chain: Chain, chosen: Chosen) -> float:
+    """What all operations take together."""
+    times, backward = [], {}
+    for operation in chosen.computing:
+        assert isinstance(operation, Forward | Backward)
+        at = operation.at
+        assert isinstance(at, int)
+        if isinstance(operation, Forward):
+            way = chain.stages[at - 1].ways[operation.way]
+            backward[at] = way.backward_time
+            times.append(way.forward_time)
+        else:
+            times.append(backward[at])
+    return total(times)
+
+
+def busy_time(chain: Chain, platform: Platform, chosen: Chosen) -> float:
+    """How long the link is busy at least, or the busier of its directions where it has two."""
+    assert platform.rate_to_host is not None
+    assert platform.rate_from_host is not None
+    sizes = [bytes_of(chain, chosen.computing, move) for move in chosen.moves]
+    waits = len(sizes) * platform.seconds_per_copy
+    out, back = waits + sum(sizes) / platform.rate_to_host, waits + sum(sizes) / platform.rate_from_host
+    return out + back if platform.takes_turns else max(out, back)
+
+
 def _named(s: int, alone: bool) -> tuple[int, Literal["input", "all"]]:
     """The input of stage s as operations name it: on its own, or inside the saved set of the stage before."""
     return (s, "input") if alone else (s - 1, "all")
 
 
-def _inputs(chain: Chain, platform: Platform, price: float, unit: int) -> Inputs:
+def _inputs(chain: Chain, platform: Platform, price: Price, unit: int) -> Inputs:
     sizes: list[int] = []
+    prices: list[float] = []
     first = [0]
+    elapsed = 0.0
+    whole = sum(stage.forward_time for stage in chain.stages) or 1.0
     for s in range(1, len(chain) + 1):
         first.append(len(sizes))
-        sizes.append(chain.output_bytes[s - 1])
+        alternatives = [chain.output_bytes[s - 1]]
         if s > 1:
-            sizes += [way.saved_bytes for way in chain.stages[s - 2].ways]
+            alternatives += [way.saved_bytes for way in chain.stages[s - 2].ways]
+        now = price.seconds * (1.0 + price.late * (2 * elapsed / whole - 1.0))
+        sizes += alternatives
+        prices += [now * link_time(size, platform) for size in alternatives]
+        elapsed += chain.stages[s - 1].forward_time
     first.append(len(sizes))
-    prices = np.array([price * link_time(size, platform) for size in sizes], dtype=np.float64)
-    return Inputs(np.array(first, dtype=np.int64), -(-np.array(sizes, dtype=np.int64) // unit), prices)
+    slots = -(-np.array(sizes, dtype=np.int64) // unit)
+    return Inputs(np.array(first, dtype=np.int64), slots, np.array(prices, dtype=np.float64))
 
 
 def link_time(size: int, platform: Platform) -> float:
