@@ -21,6 +21,9 @@ from elbowroom.solve.lower_sets_memory import LowerSetsMemory
 from elbowroom.solve.method import Method
 from elbowroom.solve.milp import Milp
 from elbowroom.solve.offload.combined import Combined
+from elbowroom.solve.offload.offload_dynprog import OffloadDynprog
+from elbowroom.solve.offload.offload_dynprog_simple import OffloadDynprogSimple
+from elbowroom.solve.offload.offload_greedy import OffloadGreedy
 from elbowroom.solve.persistent import Persistent
 from elbowroom.solve.revolve import Revolve
 from elbowroom.solve.sequential import Sequential
@@ -51,6 +54,9 @@ METHODS: dict[str, Method] = {
         Chen(),
         Acg(),
         Milp(),
+        OffloadGreedy(),
+        OffloadDynprog(),
+        OffloadDynprogSimple(),
         Combined(),
     )
 }
