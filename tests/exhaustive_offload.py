@@ -15,16 +15,20 @@ from numba import njit
 from elbowroom.problem import Chain
 
 
-def least_comm_time(chain: Chain, budget: int, rates: tuple[int, int], host_bytes: int | None = None) -> float:
-    """The least time over every set of values and every way of each stage; inf if nothing fits."""
+def least_comm_time(chain: Chain, budget: int, rates, host_bytes=None, *, across_loss: bool = True) -> float:
+    """The least time over every set of values and every way of each stage; inf if nothing fits.
+
+    `rates` are bytes per tick to the host and from it. Without `across_loss`, copies to the host end before the first
+    backward begins, and copies back begin after the last forward has ended.
+    """
     best = float("inf")
     for ways in product(*(range(len(stage.ways)) for stage in chain.stages)):
         for moved in product((False, True), repeat=len(chain)):
-            best = min(best, comm_time_of(chain, moved, ways, budget, rates, host_bytes))
+            best = min(best, comm_time_of(chain, moved, ways, budget, rates, host_bytes, across_loss))
     return best
 
 
-def comm_time_of(chain, moved, ways, budget, rates, host_bytes=None) -> float:
+def comm_time_of(chain, moved, ways, budget, rates, host_bytes=None, across_loss=True) -> float:
     """The least time if exactly those of ā_0..ā_{n-1} move, whole and in order; inf if it does not fit."""
     n = len(chain)
     savings = [stage.ways[way] for stage, way in zip(chain.stages, ways, strict=True)]
@@ -39,12 +43,12 @@ def comm_time_of(chain, moved, ways, budget, rates, host_bytes=None) -> float:
     adds += [savings[i - 1].backward_overhead_bytes + grads[i] + grads[i - 1] for i in range(n, 0, -1)]
     rests = [grads[n]] * n + grads[n:0:-1]  # and what is there besides values while nothing runs
     arrays = (np.array(each, dtype=np.int64) for each in (durations, adds, rests))
-    found = _search(n, sizes, flags, *arrays, budget, *rates)
+    found = _search(n, sizes, flags, *arrays, budget, *rates, across_loss)
     return float("inf") if found < 0 else float(found)
 
 
 @njit(cache=True)
-def _search(n, sizes, flags, durations, adds, rests, budget, rate_out, rate_back):
+def _search(n, sizes, flags, durations, adds, rests, budget, rate_out, rate_back, across_loss):
     """Breadth first over (operation, ticks into it, bytes gone, bytes back); every tick is one step."""
     total = sizes[flags].sum()
     longest = max(durations.max(), 1)
@@ -78,6 +82,8 @@ def _search(n, sizes, flags, durations, adds, rests, budget, rate_out, rate_back
                 if runs and not _has_inputs(n, sizes, flags, op, back):
                     continue
                 if not runs and not sends and not brings:
+                    continue
+                if not across_loss and ((op == n and runs and gone < total) or (brings and op < n)):
                     continue
                 coming = back + (rate_back if brings else 0)
                 if _level(n, sizes, flags, op, adds[op] if runs else rests[op], gone, coming) > budget:

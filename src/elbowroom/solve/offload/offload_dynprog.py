@@ -18,7 +18,6 @@ from elbowroom.solve.method import Found, Method, Options, Status
 from elbowroom.solve.offload.limits import SavedChain, bound_time
 from elbowroom.solve.offload.prefixes import decide
 from elbowroom.solve.offload.ways import leanest
-from elbowroom.solve.slots import CUSTOMARY
 
 
 @final
@@ -45,8 +44,7 @@ def find(chain: Chain, budget: int, options: Options, across_loss: bool) -> Foun
     that the host has no room for can keep the program from finding any that fit; then everything moves that can.
     """
     platform = options.platform
-    slots = options.slots or CUSTOMARY
-    decisions, exact = decide(chain, budget, platform, slots, across_loss, options.progress)
+    decisions, exact = decide(chain, budget, platform, options.slots, across_loss, options.progress)
     bound = bound_time(chain, budget, platform)
     notes: dict[str, float] = {"bound_time": bound}
     simulation = None

@@ -26,8 +26,9 @@ out⁺ + back⁺.
 and copy takes too long for it to beat what a coarse first pass has found. As long as no more are left than cost next
 to nothing, that is all, and the answer is exact. Beyond that, prefixes are merged: of those that differ by less than
 a slot in `kept`, `out` and `back`, the one with the least time stays. A slot is the budget divided by the number of
-slots. 001 § 3.3.3.2 rounds sizes instead; then sums drift, and what was rounded down may not fit. Here nothing is
-rounded: each prefix has the numbers of its own decisions to the byte, its time is true, and it fits.
+slots; where nobody asked for a number, slots are as wide as it takes to leave few prefixes. 001 § 3.3.3.2 rounds
+sizes instead; then sums drift, and what was rounded down may not fit. Here nothing is rounded: each prefix has the
+numbers of its own decisions to the byte, its time is true, and it fits.
 
 **Other platforms.** Each direction has the rate that it has alone: in this order of copies, the first one back waits
 for the last one out, so the two directions never run at once. Seconds that pass before each copy count as seconds
@@ -47,11 +48,11 @@ from elbowroom.problem import Chain, Platform
 from elbowroom.progress import Progress
 from elbowroom.solve.kernels.dominance import Flags, undominated
 from elbowroom.solve.kernels.rows import Floats, Ints
-from elbowroom.solve.offload.ways import operation_bytes
-from elbowroom.solve.slots import useful_bytes
+from elbowroom.solve.offload.ways import fastest, operation_bytes
+from elbowroom.solve.slots import CUSTOMARY, useful_bytes
 
 FREE = 20_000  # prefixes after a stage: to sort and compare so many takes a few hundredths of a second
-MOST = 1_000_000  # beyond these, wider slots
+MOST = 1_000_000  # beyond these, slots are widened even if somebody asked for that many slots
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,21 @@ class Decisions:
 
 
 def decide(
-    chain: Chain, budget: int, platform: Platform, slots: int, across_loss: bool, progress: Progress
+    chain: Chain, budget: int, platform: Platform, slots: int | None, across_loss: bool, progress: Progress
 ) -> tuple[Decisions | None, bool]:
     """The fastest decisions found that fit a budget (None: none was found), and whether it is proved that none are
-    faster. Copies may pass the loss if `across_loss`; otherwise it counts as if none did.
+    faster. Copies may pass the loss if `across_loss`; otherwise it counts as if none did. Where nothing has to move,
+    nothing does.
     """
+    still = fastest(chain)
+    if still.peak_bytes <= budget:
+        return Decisions(still.ways, (), still.time), True
     search = _Search(chain, budget, platform, across_loss)
-    known, exact = search.run(max(1, slots // 8), FREE // 8, None, lambda part: progress(part / 2))
+    number, most = (CUSTOMARY, FREE) if slots is None else (slots, MOST)
+    known, exact = search.run(max(1, number // 8), FREE // 8, FREE, None, lambda part: progress(part / 2))
     if exact:
         return known, True
-    return search.run(slots, FREE, known, lambda part: progress((1 + part) / 2))
+    return search.run(number, FREE, most, known, lambda part: progress((1 + part) / 2))
 
 
 class _Way(NamedTuple):
@@ -139,21 +145,25 @@ class _Search:
         self.bytes_left.reverse()
 
     def run(
-        self, slots: int, free: int, known: Decisions | None, progress: Progress
+        self, slots: int, free: int, most: int, known: Decisions | None, progress: Progress
     ) -> tuple[Decisions | None, bool]:
-        """The fastest decisions, `known` ones among them, and whether that is certain. No more than `free` prefixes
-        are left as they are; of more, those are merged that differ by less than a slot."""
-        slot, exact = max(1.0, self.budget / slots), True
+        """The fastest decisions found, or the `known` ones if none are faster; and whether that is certain.
+
+        No more than `free` prefixes are left as they are. Of more, those are merged that differ by less than a slot,
+        and by wider slots until no more than `most` are left.
+        """
+        exact = True
         prefixes, made = _Prefixes.start(self.chain), []
         for at, ways in enumerate(self.stages):
             prefixes = self._longer(prefixes, at, ways)
             if known is not None:
                 prefixes = prefixes.at(self._bound(prefixes, at) < known.time)
-            while len(prefixes.time) > free:
+            slot = max(1.0, self.budget / slots)
+            if len(prefixes.time) > free:
                 prefixes, exact = self._merged(prefixes, slot), False
-                if len(prefixes.time) <= MOST:
-                    break
+            while len(prefixes.time) > most:
                 slot *= 2
+                prefixes = self._merged(prefixes, slot)
             prefixes = prefixes.at(_worth_keeping(prefixes, slot))
             made.append((prefixes.parent, prefixes.decision))
             progress((at + 1) / len(self.stages))
@@ -215,19 +225,40 @@ class _Search:
     def _merged(self, prefixes: _Prefixes, slot: float) -> _Prefixes:
         """Of prefixes that differ by less than a slot, the one with the least time. One that keeps nothing, or has
         nothing left to copy, differs from all that keep or have something."""
-        cells = [
-            np.ceil(prefixes.kept / slot),
-            np.ceil(prefixes.gone / slot),
-            prefixes.value,
-            np.ceil(prefixes.out * (self.rate_out / slot)),
-            np.ceil(prefixes.back * (self.rate_back / slot)),
-        ]
+        cells = _packed(
+            [
+                prefixes.decision // 2,  # the way, and with it `value`
+                np.ceil(prefixes.kept / slot),
+                np.ceil(prefixes.gone / slot),
+                np.ceil(prefixes.out * (self.rate_out / slot)),
+                np.ceil(prefixes.back * (self.rate_back / slot)),
+            ]
+        )
         order = np.lexsort((prefixes.time, *cells))
         first = np.zeros(len(order), dtype=np.bool_)
         first[:1] = True
         for cell in cells:
             first[1:] |= np.diff(cell[order]) != 0
         return prefixes.at(order[first])
+
+
+def _packed(columns: Iterable[Ints | Floats]) -> list[Floats | Ints]:
+    """As few columns as possible that differ where the given ones of whole numbers do; each takes time to sort by."""
+    packed: list[Floats | Ints] = []
+    room = 0.0  # the numbers that the last packed column may still be multiplied by
+    for column in columns:
+        low = column.min()
+        numbers = float(column.max() - low) + 1
+        if numbers > room:
+            packed.append(np.zeros(len(column), dtype=np.int64))
+            room = 2.0**62
+        if numbers > room:
+            packed[-1] = column
+            room = 1.0
+        else:
+            packed[-1] = packed[-1] * int(numbers) + (column - low).astype(np.int64)
+            room /= numbers
+    return packed
 
 
 def _worth_keeping(prefixes: _Prefixes, slot: float) -> Flags:

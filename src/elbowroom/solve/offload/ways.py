@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from elbowroom.problem import Chain, Platform, Saving
@@ -19,14 +19,14 @@ def leanest(chain: Chain, platform: Platform) -> SavedChain:
     return min(choices, key=lambda saved: (saved.least_bytes(platform), saved.time))
 
 
+def fastest(chain: Chain) -> SavedChain:
+    """The chain saved in the ways that take the least time; of equals in those that save least."""
+    return SavedChain(chain, _cheapest(chain, 0.0))
+
+
 def priced(chain: Chain) -> Iterator[SavedChain]:
     """The stages' own ways; and for every price of a saved byte, the ways that make time and price least."""
-    prices = set()
-    for stage in chain.stages:
-        for one in stage.ways:
-            for other in stage.ways:
-                if one.saved_bytes > other.saved_bytes and _time(one) < _time(other):
-                    prices.add((_time(other) - _time(one)) / (one.saved_bytes - other.saved_bytes))
+    prices = {price for stage in chain.stages for price in _changes(stage.ways)}
     changes = [0.0, *sorted(prices)]  # between two of these, no stage changes its way
     between = [0.0, *((low + high) / 2 for low, high in pairwise(changes)), 2 * changes[-1]]
     own = (0,) * len(chain)
@@ -36,6 +36,15 @@ def priced(chain: Chain) -> Iterator[SavedChain]:
 
 def _time(way: Saving) -> float:
     return way.forward_time + way.backward_time
+
+
+def _changes(ways: Sequence[Saving]) -> Iterator[float]:
+    """The prices of a byte at which another way becomes the best of a stage, from the fastest way on."""
+    best = min(ways, key=lambda way: (_time(way), way.saved_bytes))
+    while smaller := [way for way in ways if way.saved_bytes < best.saved_bytes]:
+        rises = [(_time(way) - _time(best)) / (best.saved_bytes - way.saved_bytes) for way in smaller]
+        yield min(rises)
+        best = min(zip(rises, smaller, strict=True), key=lambda each: (each[0], each[1].saved_bytes))[1]
 
 
 def _cheapest(chain: Chain, price: float) -> tuple[int, ...]:
