@@ -8,10 +8,11 @@ from random import Random
 
 import pytest
 
-from elbowroom.problem import Platform
+from elbowroom.problem import Chain, Platform, Stage
 from elbowroom.schedule import Offload, simulate
 from elbowroom.schedule.fluid import comm_time
 from elbowroom.solve import METHODS, Options, solve
+from elbowroom.solve.offload import prefixes
 from elbowroom.solve.offload.limits import SavedChain, bound_time
 from elbowroom.solve.offload.prefixes import decide
 from elbowroom.solve.offload.ways import leanest
@@ -42,8 +43,12 @@ def check_optimal(seed, count, *, across_loss=True):
         chain, platform, rates = random_case(rng, 4 if alternatives else 5, alternatives=alternatives)
         budget = tight_budget(rng, chain, platform, math.lcm(*rates))
         least = least_comm_time(chain, budget, rates, platform.host_bytes, across_loss=across_loss)
-        decisions, exact = decide(chain, budget, platform, None, across_loss, no_progress)
-        assert exact
+        slots = rng.choice([None, 1, 4])  # with few of them, more prefixes are compared
+        decisions, exact = decide(chain, budget, platform, slots, across_loss, no_progress)
+        assert exact or prefixes.FREE < 100
+        if not exact:
+            assert decisions is None or decisions.time >= least - 1e-9
+            continue
         if decisions is None:
             assert least == math.inf
             continue
@@ -60,6 +65,14 @@ def check_optimal(seed, count, *, across_loss=True):
 
 def test_no_set_of_values_is_faster():
     fitting, waiting = check_optimal(1, 200)
+    assert fitting > 100
+    assert waiting > 50
+
+
+def test_what_beats_a_first_pass_is_still_the_fastest(monkeypatch):
+    """With room for so few prefixes that the first pass merges them, the second must beat what that has found."""
+    monkeypatch.setattr(prefixes, "FREE", 24)
+    fitting, waiting = check_optimal(11, 200)
     assert fitting > 100
     assert waiting > 50
 
@@ -150,6 +163,17 @@ def test_every_budget_and_host_budget_is_kept(name):
             assert result.time >= result.notes["bound_time"] - 1e-9
             if name == "offload-dynprog" and not platform.seconds_per_copy and "model_time" in result.notes:
                 assert result.time >= result.notes["model_time"] - 1e-9
+
+
+def test_what_has_filled_the_host_is_not_as_good():
+    """Of values of 3, 1 and 4 bytes no more than 3 may stay and no more than 5 may go. Moving the first instead of
+    the second keeps less and is over sooner, and leaves no room on the host for the third."""
+    saved = (1, 4, 0, 0)
+    stages = tuple(Stage("", 1, 1, 0, size, 0, 0, 20 if at == 3 else 0) for at, size in enumerate(saved))
+    decisions, exact = decide(Chain(3, 0, stages), 23, Platform(bandwidth=10, host_bytes=5), 1, True, no_progress)
+    assert exact
+    assert decisions is not None
+    assert decisions.values == (1, 2)
 
 
 def test_nothing_moves_where_nothing_has_to():
