@@ -16,7 +16,7 @@ link take turns therefore makes no difference; each has the rate that it has alo
 
 A backward read from its end to its start is like a forward: what has to come back has to leave. Both are computed by
 one function, each from its own end of the step, and then moved together until the link and the memory around the loss
-allow no more. Whatever a phase needs besides what it holds all the time is the other's room.
+allow no more: what an operation leaves free is room for what the other phase has on the move.
 """
 
 from __future__ import annotations

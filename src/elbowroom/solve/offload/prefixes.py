@@ -43,6 +43,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from elbowroom.problem import Chain, Platform
 from elbowroom.progress import Progress
@@ -50,6 +51,8 @@ from elbowroom.solve.kernels.dominance import Flags, undominated
 from elbowroom.solve.kernels.rows import Floats, Ints
 from elbowroom.solve.offload.ways import fastest, operation_bytes
 from elbowroom.solve.slots import CUSTOMARY, useful_bytes
+
+Made = NDArray[np.int32]
 
 FREE = 20_000  # prefixes after a stage: to sort and compare so many takes a few hundredths of a second
 MOST = 1_000_000  # beyond these, slots are widened even if somebody asked for that many slots
@@ -153,19 +156,20 @@ class _Search:
         and by wider slots until no more than `most` are left.
         """
         exact = True
-        prefixes, made = _Prefixes.start(self.chain), []
+        prefixes = _Prefixes.start(self.chain)
+        made: list[tuple[Made, Made]] = []
         for at, ways in enumerate(self.stages):
             prefixes = self._longer(prefixes, at, ways)
             if known is not None:
                 prefixes = prefixes.at(self._bound(prefixes, at) < known.time)
             slot = max(1.0, self.budget / slots)
-            if len(prefixes.time) > free:
-                prefixes, exact = self._merged(prefixes, slot), False
-            while len(prefixes.time) > most:
-                slot *= 2
-                prefixes = self._merged(prefixes, slot)
+            limit = free
+            while len(prefixes.time) > limit and slot < 2.0**62:
+                prefixes, lost_nothing = self._merged(prefixes, slot)
+                exact &= lost_nothing
+                limit, slot = most, slot * 2
             prefixes = prefixes.at(_worth_keeping(prefixes, slot))
-            made.append((prefixes.parent, prefixes.decision))
+            made.append((prefixes.parent.astype(np.int32), prefixes.decision.astype(np.int32)))
             progress((at + 1) / len(self.stages))
         if not len(prefixes.time):
             return known, exact
@@ -192,14 +196,14 @@ class _Search:
         over = kept + value - self.budget
         wait_out = np.maximum((over + way.forward_bytes) / self.rate_out + np.maximum(out, 0), 0)
         wait_back = np.maximum((over + way.backward_bytes) / self.rate_back + np.maximum(back, 0), 0)
-        if moves:
+        if moves:  # to the host beside this forward, and from it before this backward begins
             out = np.maximum(out, 0) + (self.wait + value / self.rate_out)
         out, back = out - wait_out - way.forward_time, back - wait_back - way.backward_time
         if moves:
             back = np.maximum(back, 0) + (self.wait + value / self.rate_back)
-        kept, gone = (
-            (kept, gone + value) if moves and self.host is not None else (kept if moves else kept + value, gone)
-        )
+            gone = gone if self.host is None else gone + value
+        else:
+            kept = kept + value
         if self.across_loss:
             # What is on the move at the other end of the step must have room beside this stage's operations.
             out = np.maximum(out, (kept + way.forward_bytes - self.budget) / self.rate_back)
@@ -222,9 +226,10 @@ class _Search:
         left: Floats = np.maximum(copying, self.time_left[at])
         return prefixes.time + left
 
-    def _merged(self, prefixes: _Prefixes, slot: float) -> _Prefixes:
-        """Of prefixes that differ by less than a slot, the one with the least time. One that keeps nothing, or has
-        nothing left to copy, differs from all that keep or have something."""
+    def _merged(self, prefixes: _Prefixes, slot: float) -> tuple[_Prefixes, bool]:
+        """Of prefixes that differ by less than a slot, the one with the least time; and whether it is as good as all
+        the others. What keeps nothing, or has nothing left to copy, differs from all that keep or have something.
+        """
         cells = _packed(
             [
                 prefixes.decision // 2,  # the way, and with it `value`
@@ -239,7 +244,11 @@ class _Search:
         first[:1] = True
         for cell in cells:
             first[1:] |= np.diff(cell[order]) != 0
-        return prefixes.at(order[first])
+        stay = order[first]
+        one, each = prefixes.at(stay[np.cumsum(first) - 1]), prefixes.at(order)
+        waits = np.maximum(one.out - each.out, 0) + np.maximum(one.back - each.back, 0)
+        as_good = (one.kept <= each.kept) & (one.gone <= each.gone) & (one.time + waits <= each.time)
+        return prefixes.at(stay), bool(as_good.all())
 
 
 def _packed(columns: Iterable[Ints | Floats]) -> list[Floats | Ints]:
@@ -269,7 +278,7 @@ def _worth_keeping(prefixes: _Prefixes, slot: float) -> Flags:
     return stays
 
 
-def _read_back(made: list[tuple[Ints, Ints]], last: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _read_back(made: list[tuple[Made, Made]], last: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ways, and the values that move, of a prefix of the whole chain."""
     ways, values = [], []
     for at in range(len(made) - 1, -1, -1):
