@@ -154,6 +154,8 @@ def measure_plainly(pair: Pair) -> int:
 
 def check_speed(pair: Pair) -> None:
     """What changes in every step must not mean a new plan in every step."""
-    times = [pair.step()[1].time_s for _ in range(4)]
-    if not pair.failures and min(times[1:]) > SLOW_S:
+    times = []
+    while len(times) < 4 and not pair.ended:
+        times.append(pair.step()[1].time_s)
+    if not pair.failures and not pair.ended and min(times[1:]) > SLOW_S:
         pair.fail("planned in every step", f"steps take {min(times[1:]) * 1e3:.0f} ms at the end")
