@@ -1,8 +1,8 @@
 """Integer programs, written down as sums of variables, and HiGHS, which solves them.
 
-HiGHS does not look at signals while it runs, but lets other threads of Python run. So it gets a thread of its own, and
-the calling thread waits beside it and hears an interrupt at once. What that leaves behind ends with its time limit, or
-with the process.
+HiGHS does not look at signals while it runs, but lets other threads of Python run. So it gets a thread of its own,
+and the calling thread waits beside it and hears an interrupt at once. What that leaves behind ends with its time
+limit, or with the process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`offload-milp`: the fastest schedule that only offloads, in the referee's own model, by an integer program.
 
-Every stage saves all, in one of its ways. Of the values ā_0 … ā_{n−1} some go to the host and come back, once each, in
-any order and at any time: ā_k goes when it has been made, and is back before backward k + 1 begins. It is copied
+Every stage saves all, in one of its ways. Of the values ā_0 … ā_{n−1} some go to the host and come back, once each,
+in any order and at any time: ā_k goes when it has been made, and is back before backward k + 1 begins. It is copied
 whole, leaves memory as a whole and takes room as a whole (001 O.7, "int"). Operation i < n is forward i + 1; the
 others are backward 2n − i. So ā_k is made by operation k − 1, read by k, and needed again by 2n − 1 − k; between
 these two it may be gone.
@@ -11,7 +11,8 @@ Variables (`_choose_ways`, `_make_variables`, `_orders`), of which all but the t
     way[ℓ, w]      stage ℓ is saved in way w; Σ_w way[ℓ, w] = 1. Sizes and times are sums over ways
     move[k]        ā_k goes to the host
     begin[i]       when operation i begins; end[i] = begin[i] + its time
-    start[c]       when copy c starts; c is out[k] or back[k]; end[c] = start[c] + move[k] · (seconds_per_copy + ā_k / rate)
+    start[c]       when copy c starts; c is out[k] or back[k]
+                   end[c] = start[c] + move[k] · (seconds_per_copy + ā_k / rate)
     left[k, i]     out[k] has ended when operation i begins
     back[k, i]     back[k] starts before operation i begins
     within[k, i]   back[k] starts before operation i ends
@@ -27,7 +28,7 @@ and after.
             begin[i] ≥ end[i − 1]
     (2) A value goes when it is made (`_copies_in_time`):
             start[out k] ≥ end[k − 1]
-    (3) It comes back when it is gone, which takes its reader's end, too, and in time (`_copies_in_time`):
+    (3) It comes back when it is gone, for which its reader must have ended, too; and in time (`_copies_in_time`):
             start[back k] ≥ end[out k]
             start[back k] ≥ end[k]
             begin[2n − 1 − k] ≥ end[back k]
@@ -45,36 +46,38 @@ and after.
     (7) An operation fits. 𝓜_i is there whatever moves: what it reads and makes, gradients, overhead; k are the other
         values that are made and not yet used up (`_memory_of_operations`):
             𝓜_i + Σ_k ā_k · (1 − left[k, i] + back[k, i]) ≤ budget
-    (8) A copy back has room when it starts, during operation i or between i and the next, where 𝓜'_i is there whatever
-        moves (`_memory_of_prefetches`):
-            within[k, i] − back[k, i] → 𝓜_i + ā_k + Σ_j ā_j · (1 − first[out j, back k] + first[back j, back k]) ≤ budget
-            back[k, i + 1] − within[k, i] → the same with 𝓜'_i
+    (8) A copy back has room when it starts: during operation i, or between i and the next, where 𝓜'_i is there
+        whatever moves (`_memory_of_prefetches`). With H = ā_k + Σ_j ā_j · (1 − first[out j, back k] +
+        first[back j, back k]) over the other values that may be gone then:
+            within[k, i] − back[k, i] → 𝓜_i + H ≤ budget
+            back[k, i + 1] − within[k, i] → 𝓜'_i + H ≤ budget
     (9) The host has room when a copy to it starts (`_memory_of_the_host`):
             move[k] → ā_k + Σ_j ā_j · (first[out j, out k] − first[back j, out k]) ≤ host_bytes
-    (10) Copies take their time. This follows from the rows above, but those say little while HiGHS still has variables
-        between 0 and 1, and with it the search is short (`_link_is_busy`); the sums are over j ≥ k:
-            begin[2n − 1 − k] − end[k − 1] ≥ Σ_j (time of out[j] and back[j] if ā_j moves)
+    (10) Copies take their time. That follows from the rows above, but those say little while HiGHS still has
+        variables between 0 and 1; with it, the search is short (`_link_is_busy`). The sums are over j ≥ k:
+            begin[2n − 1 − k] − end[k − 1] ≥ Σ_j move[j] · (time of out[j] and back[j])
             begin[i] − end[k − 1] ≥ Σ_j left[j, i] · (time of out[j])
             begin[2n − 1 − k] − begin[i] ≥ Σ_j (move[j] − back[j, i]) · (time of back[j])
 
 Memory grows only where operations begin and where copies back start, so (7) and (8) are all that must be checked.
 
-**From a solution to a schedule** (`_written`). Each copy is asked for after the last operation that has ended when the
-solution starts it, in the solution's order. The referee starts it as early as it can, which is not too early: between
-that operation's end, or the end of the copy before it, and its start in the solution no room appears that it would
-take from others. Where each direction has a queue, a copy back that starts during an operation is asked for when that
-begins, because it must not take room that the operation waits for.
+**From a solution to a schedule** (`_written`). Each copy is asked for after the last operation that has ended when
+the solution starts it, in the solution's order. The referee starts it as early as it can, which is not too early:
+between that operation's end, or the end of the copy before it, and its start in the solution no room appears that it
+would take from others. Where each direction has a queue, a copy back that starts during an operation is asked for
+when that begins, because it must not take room that the operation waits for.
 
-What the referee cannot do is let an operation wait on purpose, for copies that are to have its room first. On one link
-this never helps if the host has room: let the operation begin when it can instead, and of the copies that it would have
-waited for, let those to the host go first. All of them are over at the same moment as before, none lacks room, and
-whatever follows can stay as it is. So of the fastest solutions, the one whose operations begin earliest can be followed
-by the referee. It is asked for where the referee is slower than the first solution (`Program.earliest`). With two
-directions, or on a host that is short of memory, waiting on purpose may help; and where the directions slow each other
-down, copies take longer than the program reckons. The time found can then exceed what is proven, and the gap says by
-how much.
+What the referee cannot do is let an operation wait on purpose, for copies that are to have its room first. On one
+link this never helps if the host has room: let the operation begin when it can instead, and of the copies that it
+would have waited for, let those to the host go first. All of them are over at the same moment as before, none lacks
+room, and whatever follows can stay as it is. So of the fastest solutions, the one whose operations begin earliest can
+be followed by the referee. It is asked for where the referee is slower than the first solution (`Program.earliest`).
+With two directions, or on a host that is short of memory, waiting on purpose may help; and where the directions slow
+each other down, copies take longer than the program reckons. The time found can then exceed what is proven, and the
+gap says by how much.
 
-HiGHS has a time limit. `bound_time` is what no schedule of this kind is below, and `gap` is how much more the best one
+The least budget is that of all methods that only offload (`limits.py`), with the ways that need the least room. HiGHS
+has a time limit. `bound_time` is what no schedule of this kind is below, and `gap` is how much more the best one
 found takes, as a part of that.
 """
 

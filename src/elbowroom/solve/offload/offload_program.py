@@ -213,14 +213,14 @@ class Program:
 
     # --- memory ---
 
-    def _there(self, k: int, absent: Sum) -> Sum:
-        """The bytes of ā_k, or 0 where it is absent."""
+    def _there(self, k: int, absent: Sum, *needs: Sum) -> Sum:
+        """The bytes of ā_k, or 0 where it is absent; at least these, if all `needs` are 1."""
         sizes = self._sizes(k)
         if len(sizes) == 1:
             return no(absent) * sizes[0]
         there = self.model.variable(0.0, max(sizes))
-        self.model.at_least(there, self._size(k) - absent * max(sizes))
-        self.model.at_least(there, no(absent) * min(sizes))
+        self.model.at_least(there, self._size(k) - absent * max(sizes), *needs)
+        self.model.at_least(there, no(absent) * min(sizes), *needs)
         return there
 
     def _held(self, i: int) -> tuple[Sum, list[int]]:
@@ -260,7 +260,7 @@ class Program:
         for k in self.values:
             others = [j for j in self.values if j != k]
             gone = {j: self.first[("out", j), ("back", k)] - self.first[("back", j), ("back", k)] for j in others}
-            there = {j: self._there(j, gone[j]) for j in others}
+            there = {j: self._there(j, gone[j], self.moves[k]) for j in others}
             before = Sum()
             for i in range(k, 2 * self.n - 1 - k):
                 if i > k:
@@ -277,7 +277,7 @@ class Program:
             held = Sum()
             for j in others:
                 gone = self.first[("out", j), ("out", k)] - self.first[("back", j), ("out", k)]
-                held = held + self._there(j, no(gone))
+                held = held + self._there(j, no(gone), self.moves[k])
             self.model.at_least(host, held + self._size(k), self.moves[k])
 
     # --- what follows from the above, and makes the search short ---
