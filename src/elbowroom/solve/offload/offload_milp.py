@@ -126,9 +126,11 @@ class OffloadMilp(Method):
                 bound = max(bound, proven)
                 best = min(best, found, key=_merit) if found else best
         bound = min(bound, best.time)
-        gap = best.time / bound - 1 if bound > 0 else 0.0
-        status = Status.OPTIMAL if gap <= _SAME else Status.HEURISTIC
-        return Found(tuple(best.schedule), status, best.time, {"gap": round(gap, 6), "bound_time": bound})
+        notes = {"bound_time": bound}
+        if bound > 0 or best.time == 0:
+            notes["gap"] = round((best.time - bound) / (bound or 1.0), 6)
+        status = Status.OPTIMAL if best.time <= bound * (1 + _SAME) else Status.HEURISTIC
+        return Found(tuple(best.schedule), status, best.time, notes)
 
 
 def _merit(simulation: Simulation) -> tuple[float, float]:
