@@ -12,22 +12,20 @@ it keeps more than a certain part of them, and whatever else a stage reads is co
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, final
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import Bounds, LinearConstraint
 from scipy.sparse import csr_array
 
 from elbowroom.errors import InputError
 from elbowroom.problem import Graph, Problem
 from elbowroom.schedule import Backward, Forward, Operation, simulate
 from elbowroom.schedule.liveness import with_liveness
+from elbowroom.solve.linear import milp
 from elbowroom.solve.method import Found, Method, Options, Status
 from elbowroom.solve.store_all import store_all
 
@@ -71,20 +69,6 @@ class Answer:
 
     schedules: list[tuple[Operation, ...]]
     bound: float
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """HiGHS has messages that no option turns off; they must not get between the lines of an answer."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 class Program:
@@ -190,12 +174,10 @@ class Program:
         integer[list(self.runs.values())] = 1
         high[self.peak] = budget / self.unit
         common: dict[str, Any] = {"constraints": constraints, "bounds": Bounds(0.0, high)}
-        with _silence():
-            found = milp(cost, integrality=integer, options={"time_limit": SECONDS}, **common)
+        found = milp(cost, integrality=integer, options={"time_limit": SECONDS}, **common)
         if found.x is not None:
             return Answer([self._schedule(found.x)], float(found.mip_dual_bound or 0.0))
-        with _silence():
-            relaxed = milp(cost, options={"time_limit": SECONDS}, **common)
+        relaxed = milp(cost, options={"time_limit": SECONDS}, **common)
         if relaxed.x is None:
             return Answer([], 0.0)
         return Answer([self._rounded(relaxed.x, threshold) for threshold in _THRESHOLDS], float(relaxed.fun))
