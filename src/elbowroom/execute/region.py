@@ -19,7 +19,7 @@ from torch import fx
 
 from elbowroom.capture.joint_graph import Captured, made_real
 from elbowroom.errors import ElbowroomError
-from elbowroom.execute.accumulation import hooks_wait_for_gradients
+from elbowroom.execute.accumulation import hooks_wait_for_gradients, on_unpacked, saved_tensors_are_packed
 from elbowroom.execute.emitter import emit, emit_backward, emit_outputs_only
 from elbowroom.execute.tickets import Tickets
 from elbowroom.measure.measured import Measured
@@ -211,24 +211,28 @@ class Region:
             outputs = self.programs[self.current].forward(arguments)
         if self._takes_numbers:
             outputs = _numbers_as_tensors(outputs, len(self.traced.forward_outputs))
-        outputs.append(self.tickets.issue(self.runs, self.current, held=held))
+        outputs.append(self.tickets.issue(self.runs, self.current, saved_tensors_are_packed(), held=held))
         return outputs
 
     def backward(self, arguments: list[Any]) -> list[Any]:
         self.looks.on_backward()  # before what the forward held is let go
         arriving = len(self.traced.graph.arriving)
-        run, number = arguments.pop(-arriving - 1).tolist()
+        run, number, packed = arguments.pop(-arriving - 1).tolist()
         if number < 0:
             raise ElbowroomError("this forward ran only to look at the model; call the fitted model again")
         self.tickets.collect(run)
         if self._takes_numbers:
             arguments[:] = [_as_number(argument) for argument in arguments]
+        with on_unpacked() if packed else nullcontext():
+            return self._run_backward(arguments, self.programs[number])
+
+    def _run_backward(self, arguments: list[Any], ready: Ready) -> list[Any]:
+        arriving = len(self.traced.graph.arriving)
         absent = [n for n in range(-arriving, 0) if arguments[n] is None]
         if absent:
-            return self._backward_without(absent, arguments, self.programs[number])
+            return self._backward_without(absent, arguments, ready)
         with self.watch():
-            gradients: list[Any] = self.programs[number].backward(arguments)
-        return gradients
+            return ready.backward(arguments)
 
     def _backward_without(self, absent: list[int], arguments: list[Any], ready: Ready) -> list[Any]:
         """The backward when some of the gradients do not arrive. Programs compute with zeros in their place; inputs
@@ -279,7 +283,7 @@ class Region:
             outputs = self._look(arguments)
         except torch.OutOfMemoryError:
             outputs = self._zeros(given)
-        return [*outputs, torch.tensor((0, -1))]
+        return [*outputs, torch.tensor((0, -1, 0))]
 
     def _zeros(self, given: list[Any]) -> list[Any]:
         """Outputs that only look right. Unfused, a forward may take more memory than the step that is to be planned;

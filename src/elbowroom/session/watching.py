@@ -53,6 +53,8 @@ class Watch:
         """
         if self._peak is not None and self._of is of:
             return
+        if torch._C._current_graph_task_id() >= 0:
+            return  # a checkpoint around the model runs its forward again, and no profiler could be ended there
         self.give_up()
         base_bytes = _base_bytes(self._model, plan, device, optimizer, waiting_bytes)
         peak = StepPeak()
