@@ -57,6 +57,7 @@ def test_gradients_arrive(call):
     assert_gradients_arrive(call, Model(0.2, counts), kernels="torch")
 
 
+@pytest.mark.slow  # a compiler runs
 def test_gradients_of_fused_kernels_arrive():
     assert_gradients_arrive(CALLS["as they are"], Model(0, False), kernels="inductor")
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from elbowroom.capture.joint_graph import Captured, made_real
+from elbowroom.capture.joint_graph import Captured, made_real, with_overwritten
 from elbowroom.errors import ElbowroomError
 from elbowroom.execute.accumulation import hooks_wait_for_gradients, on_unpacked, saved_tensors_are_packed
 from elbowroom.execute.emitter import emit, emit_backward, emit_outputs_only
@@ -133,6 +133,7 @@ class Region:
         self.watch: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered around every program run
         self.at_first: Callable[[Region], None] | None = None  # installs a program before the first run, if none is
         self.example: list[Callable[[], torch.Tensor | None]] = []  # what it was called with when looked at
+        self._looked: list[tuple[list[Callable[[], torch.Tensor | None]], list[int]]] = []  # see `note_overwritten`
         self._look: Callable[[list[Any]], list[Any]] | None = None
         inputs = [traced.nodes[i].meta["val"] for i in traced.graph.inputs]
         self._never_reached: list[int] | None = None  # places of inputs that need a gradient and never get one
@@ -263,7 +264,23 @@ class Region:
         self._remember(arguments)
         if self.looks.ends:
             raise Stopped(self)
+        self._looked.append((self.example, [getattr(argument, "_version", 0) for argument in arguments]))
         return self._outputs_only(arguments)
+
+    def note_overwritten(self) -> None:
+        """A look has ended. Inputs that something outside of the graph has overwritten since, as a queue of keys is,
+        will not be there any more when the backward comes, unless they are saved as copies."""
+        changed = set[int]()
+        for example, versions in self._looked:
+            tensors = [remembered() for remembered in example]
+            pairs = enumerate(zip(tensors, versions, strict=True))
+            changed |= {
+                place for place, (tensor, version) in pairs if tensor is not None and tensor._version > version
+            }
+        self._looked = []
+        known = {place for place, i in enumerate(self.traced.graph.inputs) if i in self.traced.graph.overwritten}
+        if changed - known:
+            self.traced = with_overwritten(self.traced, changed - known)
 
     @property
     def given(self) -> dict[fx.Node, torch.Tensor]:
