@@ -63,9 +63,32 @@ class DrawsFromPython(Base):
         return h * random.random()
 
 
+class DrawsFromItsOwn(Base):
+    """Dynamo would draw the same numbers at every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.random = random.Random(3)
+
+    def after(self, h):
+        return h * (self.random.random() + self.random.uniform(1, 2))
+
+
 class DrawsFromNumpy(Base):
     def after(self, h):
         return h * float(numpy.random.rand())
+
+
+class TakesTurns(Base):
+    """Decides by a number that tracing does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("turn", torch.tensor(0))
+
+    def after(self, h):
+        self.turn += 1
+        return h * (1 + self.turn) if self.turn.item() % 2 else h.sin()
 
 
 class AssignsABuffer(Base):
@@ -107,7 +130,7 @@ class Queue(Base):
 
 
 KINDS = (
-    *(Counts, CountsAndUses, Prints, DrawsFromPython, DrawsFromNumpy),
+    *(Counts, CountsAndUses, Prints, DrawsFromPython, DrawsFromItsOwn, DrawsFromNumpy, TakesTurns),
     *(AssignsABuffer, ReadsANumber, UsesANumber, Remembers, Queue),
 )
 
@@ -193,6 +216,41 @@ def test_numbers_that_change_are_planned_but_twice(changes, monkeypatch):
         fitted(x, 1.0 + step / 7 if changes == "argument" else 1.0).backward()
     assert len(planned) <= 2
     assert len(fitted.elbowroom.entries) == 1
+
+
+class CountsOfAll(Base):
+    """Its counters are a class's and a module's."""
+
+    total = 0
+
+    def before(self, x):
+        global counted
+        counted += 1
+        CountsOfAll.total += 1
+        return x * (1 + counted / 7)
+
+
+counted = 0
+
+
+def test_counters_of_a_class_and_global_ones_are_planned_but_twice(monkeypatch):
+    torch.manual_seed(0)
+    plain, x = CountsOfAll(), torch.randn(8, 16)
+    ours = copy.deepcopy(plain)
+    elbowroom.fit(ours, x, budget="1GiB", strict=True)
+    looked = []
+    plan = type(ours.elbowroom)._plan_new
+    monkeypatch.setattr(
+        type(ours.elbowroom), "_plan_new", lambda self, *rest: looked.append(rest) or plan(self, *rest)
+    )
+    losses = []
+    for model in (plain, ours):
+        monkeypatch.setitem(globals(), "counted", 0)
+        monkeypatch.setattr(CountsOfAll, "total", 0)
+        losses.append([model(x).item() for _ in range(9)])
+        assert (counted, CountsOfAll.total) == (9, 9)
+    assert losses[0] == losses[1]
+    assert len(looked) <= 2
 
 
 class QueueThatBeginsAgain(Queue):

@@ -93,6 +93,30 @@ def test_a_strict_model_that_is_not_called_raises():
         model.forward(torch.randn(4, 8)).sum().backward()
 
 
+def test_whichever_parameter_gets_a_gradient_tells():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused, self.layer = nn.Linear(3, 3), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.layer(x)
+
+    model = fit(Model(), torch.randn(4, 8), budget="1MiB")
+    with pytest.warns(UserWarning, match="without having been called"):
+        model.forward(torch.randn(4, 8)).sum().backward()
+    model(torch.randn(4, 8))
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+def test_a_model_is_planned_while_another_thread_traces(monkeypatch):
+    model, x = fit(nn.Linear(8, 8), torch.randn(4, 8), budget="1MiB", strict=True), torch.randn(4, 8)
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)  # as it is then, in all threads
+    model(x).sum().backward()
+    (entry,) = model.elbowroom.entries.values()
+    assert entry.regions[0].runs == 1
+
+
 def test_off_runs_plainly_and_allows_double_backward():
     model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(4, 8, requires_grad=True)
     fitted = fit(model, x, budget="1MiB")

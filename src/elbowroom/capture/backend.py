@@ -15,15 +15,18 @@ import torch
 from torch import fx
 from torch._decomp import decompositions
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.source import is_from_defaults
 from torch._dynamo.utils import TensorStaticReason
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import default_partition
 
 from elbowroom.capture.absent_gradients import absent_gradients_shown
 from elbowroom.capture.appended_lists import appends_deferred
+from elbowroom.capture.assigned_data import assigned_data_untraced
 from elbowroom.capture.effects import errors_are_effects
 from elbowroom.capture.fusion import contract
 from elbowroom.capture.joint_graph import Captured, capture_joint, why_not
+from elbowroom.capture.private_random import private_random_untraced
 from elbowroom.capture.python_floats import compute_floats_with_tensors, unused_floats_left_alone
 from elbowroom.capture.raising_frames import raising_frames_traced_again
 from elbowroom.capture.rewrites.rewrite import rewrite, rewrite_for_fusion
@@ -201,12 +204,26 @@ def capture_settings(graphs: int) -> Iterator[None]:
     decompositions.select_one_layer_lstm_function = lambda *_: decompositions.one_layer_lstm
     # A plan is for one size of every tensor: sizes that change make another graph, and never become unknowns.
     builder.tensor_always_has_static_shape = _always_static
+    specialized = builder.is_int_specialization_case
+    builder.is_int_specialization_case = _is_default
     try:
-        with torch._dynamo.config.patch(**settings), appends_deferred(), raising_frames_traced_again():
+        with (
+            torch._dynamo.config.patch(**settings),
+            appends_deferred(),
+            assigned_data_untraced(),
+            private_random_untraced(),
+            raising_frames_traced_again(),
+        ):
             yield
     finally:
         decompositions.select_one_layer_lstm_function = lstm
         builder.tensor_always_has_static_shape = static
+        builder.is_int_specialization_case = specialized
+
+
+def _is_default(_: int, source: Any) -> bool:
+    """Integers that change become inputs wherever they are, as a counter that is global or a class's."""
+    return is_from_defaults(source)
 
 
 def _always_static(*_: Any, **__: Any) -> tuple[bool, TensorStaticReason]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -94,6 +94,15 @@ def capture_joint(
     return Captured(
         step_graph, order, forward_returns, mutated, backward_returns, _device(order), graph_module, fixed
     )
+
+
+def with_overwritten(captured: Captured, places: Collection[int]) -> Captured:
+    """The same graph, some of whose inputs something else overwrites before the backward comes."""
+    numbers = [captured.graph.inputs[place] for place in places]
+    more = {i: live_bytes(captured.nodes[i]) for i in numbers if i not in captured.graph.parameters}
+    graph = replace(captured.graph, overwritten={**more, **captured.graph.overwritten})
+    unfused = captured.unfused and with_overwritten(captured.unfused, places)
+    return replace(captured, graph=graph, unfused=unfused)
 
 
 def made_real(traced: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,7 @@ import torch
 Accumulate: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
 
 _on_trial: ContextVar[tuple[Accumulate, Accumulate] | None] = ContextVar("_on_trial", default=None)
+_unpacked: ContextVar[bool] = ContextVar("_unpacked", default=False)
 
 
 def accumulator() -> tuple[Accumulate, Accumulate]:
@@ -51,6 +52,22 @@ def on_trial(*, keeps: bool) -> Iterator[None]:
 def is_on_trial() -> bool:
     """Whether a program runs only to be measured, on values that may be made up."""
     return _on_trial.get() is not None
+
+
+def saved_tensors_are_packed() -> bool:
+    """Whether somebody's hooks get what a forward saves now, as with `save_on_cpu` or a checkpoint around a model."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+@contextmanager
+def on_unpacked() -> Iterator[None]:
+    """In the block, a backward runs with what hooks made of what its forward saved. Its parameters are other tensors
+    then, whose `.grad` nobody reads, so that gradients are left to autograd."""
+    token = _unpacked.set(True)
+    try:
+        yield
+    finally:
+        _unpacked.reset(token)
 
 
 def _take(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
@@ -150,6 +167,8 @@ def engine_accumulates() -> bool:
     The engine does not tell, but whoever started it is waiting in `_engine_run_backward`: in this thread, or, on
     CUDA, in another one. Where nobody is found, or somebody wants gradients returned, autograd gets them.
     """
+    if _unpacked.get():
+        return False
     here = threading.get_ident()
     frames = sys._current_frames()
     starts = _starts(frames[here]) or [start for frame in frames.values() for start in _starts(frame)]

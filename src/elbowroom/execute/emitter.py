@@ -165,8 +165,8 @@ class _Writer:
         handed = []
         for op in dict.fromkeys((*self.program.saved, *parameters)):
             name = self.names[op]
-            if saving and op in self.captured.graph.overwritten and op in self.program.saved:
-                name += ".clone()"  # the step overwrites this input before the backward reads it
+            if saving and op in self.program.saved and self.captured.graph.copied_bytes(op):
+                name += ".clone()"  # the step overwrites the input that this is or shows before the backward reads it
             handed.append(name)
         return [*handed, *(self._state(op) for op in self.program.reseeded)]
 

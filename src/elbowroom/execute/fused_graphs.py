@@ -36,6 +36,8 @@ def forward_graph(captured: Captured, program: Program, saved: Sequence[int], ch
     copies = {i: writer.copy_of(i) for i in saved if i in captured.graph.overwritten}
     for run in only_runs(program.forward, _WHO):
         writer.run(run)
+    views = [i for i in saved if i not in captured.graph.inputs and captured.graph.copied_bytes(i)]
+    copies.update({i: writer.copy_of(i) for i in views})
     outputs = [None if i is None else writer.values[captured.nodes[i]] for i in captured.forward_outputs]
     writer.graph.output([*outputs, *(copies.get(i) or writer.values[captured.nodes[i]] for i in saved)])
     return writer.graph

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from elbowroom.capture.joint_graph import Captured, made_real
+from elbowroom.capture.joint_graph import Captured, made_real, with_overwritten
 from elbowroom.errors import ElbowroomError
-from elbowroom.execute.accumulation import hooks_wait_for_gradients
+from elbowroom.execute.accumulation import hooks_wait_for_gradients, on_unpacked, saved_tensors_are_packed
 from elbowroom.execute.emitter import emit, emit_backward, emit_outputs_only
 from elbowroom.execute.tickets import Tickets
 from elbowroom.measure.measured import Measured
@@ -133,6 +133,7 @@ class Region:
         self.watch: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered around every program run
         self.at_first: Callable[[Region], None] | None = None  # installs a program before the first run, if none is
         self.example: list[Callable[[], torch.Tensor | None]] = []  # what it was called with when looked at
+        self._looked: list[tuple[list[Callable[[], torch.Tensor | None]], list[int]]] = []  # see `note_overwritten`
         self._look: Callable[[list[Any]], list[Any]] | None = None
         inputs = [traced.nodes[i].meta["val"] for i in traced.graph.inputs]
         self._never_reached: list[int] | None = None  # places of inputs that need a gradient and never get one
@@ -211,24 +212,28 @@ class Region:
             outputs = self.programs[self.current].forward(arguments)
         if self._takes_numbers:
             outputs = _numbers_as_tensors(outputs, len(self.traced.forward_outputs))
-        outputs.append(self.tickets.issue(self.runs, self.current, held=held))
+        outputs.append(self.tickets.issue(self.runs, self.current, saved_tensors_are_packed(), held=held))
         return outputs
 
     def backward(self, arguments: list[Any]) -> list[Any]:
         self.looks.on_backward()  # before what the forward held is let go
         arriving = len(self.traced.graph.arriving)
-        run, number = arguments.pop(-arriving - 1).tolist()
+        run, number, packed = arguments.pop(-arriving - 1).tolist()
         if number < 0:
             raise ElbowroomError("this forward ran only to look at the model; call the fitted model again")
         self.tickets.collect(run)
         if self._takes_numbers:
             arguments[:] = [_as_number(argument) for argument in arguments]
+        with on_unpacked() if packed else nullcontext():
+            return self._run_backward(arguments, self.programs[number])
+
+    def _run_backward(self, arguments: list[Any], ready: Ready) -> list[Any]:
+        arriving = len(self.traced.graph.arriving)
         absent = [n for n in range(-arriving, 0) if arguments[n] is None]
         if absent:
-            return self._backward_without(absent, arguments, self.programs[number])
+            return self._backward_without(absent, arguments, ready)
         with self.watch():
-            gradients: list[Any] = self.programs[number].backward(arguments)
-        return gradients
+            return ready.backward(arguments)
 
     def _backward_without(self, absent: list[int], arguments: list[Any], ready: Ready) -> list[Any]:
         """The backward when some of the gradients do not arrive. Programs compute with zeros in their place; inputs
@@ -259,7 +264,23 @@ class Region:
         self._remember(arguments)
         if self.looks.ends:
             raise Stopped(self)
+        self._looked.append((self.example, [getattr(argument, "_version", 0) for argument in arguments]))
         return self._outputs_only(arguments)
+
+    def note_overwritten(self) -> None:
+        """A look has ended. Inputs that something outside of the graph has overwritten since, as a queue of keys is,
+        will not be there any more when the backward comes, unless they are saved as copies."""
+        changed = set[int]()
+        for example, versions in self._looked:
+            tensors = [remembered() for remembered in example]
+            pairs = enumerate(zip(tensors, versions, strict=True))
+            changed |= {
+                place for place, (tensor, version) in pairs if tensor is not None and tensor._version > version
+            }
+        self._looked = []
+        known = {place for place, i in enumerate(self.traced.graph.inputs) if i in self.traced.graph.overwritten}
+        if changed - known:
+            self.traced = with_overwritten(self.traced, changed - known)
 
     @property
     def given(self) -> dict[fx.Node, torch.Tensor]:
@@ -279,7 +300,7 @@ class Region:
             outputs = self._look(arguments)
         except torch.OutOfMemoryError:
             outputs = self._zeros(given)
-        return [*outputs, torch.tensor((0, -1))]
+        return [*outputs, torch.tensor((0, -1, 0))]
 
     def _zeros(self, given: list[Any]) -> list[Any]:
         """Outputs that only look right. Unfused, a forward may take more memory than the step that is to be planned;

@@ -127,8 +127,8 @@ class Handle(ABC):
 
     def _runs_plainly(self) -> bool:
         """Whether a call is none of training's, or of a kind that is not planned: it runs as the model alone."""
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return True
+        if not torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
+            return True  # the latter is of this thread alone; others may trace at the same time
         if self._waiting is not None:
             self.stop_waiting()
         if self._offs:

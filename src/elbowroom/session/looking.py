@@ -25,6 +25,7 @@ from torch._dynamo.exc import (
     Unsupported,
     UserError,
 )
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from elbowroom.capture.backend import capture_settings, make_backend
 from elbowroom.capture.joint_graph import DATA_DEPENDENT
@@ -166,7 +167,7 @@ class Looker:
             return NotWhole(str(cause), in_parts=str(cause) == DATA_DEPENDENT)
         if isinstance(failure, FailOnRecompileLimitHit):
             return NotWhole(f"it was traced {self._graph_limit} times, and something in it still changes every time")
-        if isinstance(failure, Unsupported | UserError):  # the latter: decisions on what only a run can tell
+        if isinstance(failure, Unsupported | UserError | GuardOnDataDependentSymNode):  # what only a run can tell
             return NotWhole(_where(failure), in_parts=True)
         self.forget()
         if isinstance(failure, BackendCompilerFailed) and isinstance(cause, Exception):
@@ -194,6 +195,8 @@ class Looker:
                 self._traced_parts = 0
                 with self.part_looks.looking(ends=False) as calls:
                     outputs = self.run_parts(args, kwargs)
+                for region in set(calls):
+                    region.note_overwritten()
                 left_out = unplanned_nodes(self.model, outputs)
                 del outputs
                 if not self._traced_parts:
@@ -253,7 +256,7 @@ def _shown(failure: Exception) -> str:
     return f"{type(failure).__name__}: {first_line(failure)}"
 
 
-def _where(failure: TorchDynamoException) -> str:
+def _where(failure: Exception) -> str:
     """What stopped the trace, and at which line of the user's."""
     stack: Any = getattr(failure, "real_stack", None) or ()
     at = f" ({stack[-1].filename}:{stack[-1].lineno})" if len(stack) else ""

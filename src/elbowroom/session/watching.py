@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
-from torch.utils.hooks import RemovableHandle
 
 from elbowroom.measure.memory import allocated_storages
 from elbowroom.measure.resident import rounded
@@ -53,6 +52,8 @@ class Watch:
         """
         if self._peak is not None and self._of is of:
             return
+        if torch._C._current_graph_task_id() >= 0:
+            return  # a checkpoint around the model runs its forward again, and no profiler could be ended there
         self.give_up()
         base_bytes = _base_bytes(self._model, plan, device, optimizer, waiting_bytes)
         peak = StepPeak()
@@ -185,10 +186,14 @@ def more_outside(plan: Plan, excess_bytes: int) -> int:
 def never_called(model: nn.Module, say: Callable[[], None]) -> Callable[[], None]:
     """Calls `say` when the model gets gradients, until the function that is returned is called.
 
-    Whoever calls `model.forward`, or a part of the model, trains it without a plan.
+    Whoever calls `model.forward`, or a part of the model, trains it without a plan. Any parameter may be the one that
+    gets a gradient: others may be frozen later, or not be used.
     """
-    trained: Sequence[nn.Parameter] = [p for p in model.parameters() if p.requires_grad and p.is_leaf]
-    if not trained:
-        return lambda: None
-    handle: RemovableHandle = trained[0].register_post_accumulate_grad_hook(lambda _: say())
-    return handle.remove
+    trained = [p for p in model.parameters() if p.requires_grad and p.is_leaf]
+    handles = [parameter.register_post_accumulate_grad_hook(lambda _: say()) for parameter in trained]
+
+    def stop() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return stop

@@ -156,3 +156,8 @@ class StepGraph:
     def storages(self, op: int) -> tuple[int, ...]:
         """Every storage that the value of an operator keeps alive."""
         return self.ops[op].storages
+
+    def copied_bytes(self, op: int) -> int:
+        """What a copy takes, as which a value is saved that shows an input which the step overwrites; else 0."""
+        shown = self.ops[op].storages
+        return sum(size for i, size in self.overwritten.items() if not set(shown).isdisjoint(self.ops[i].storages))

@@ -220,7 +220,7 @@ class _Referee:
         for op in graph.updates:
             if op not in held:
                 memory.drop(op)
-        memory.now += sum(graph.overwritten.get(op, 0) for op in program.saved)  # saved as copies
+        memory.now += sum(graph.copied_bytes(op) for op in program.saved)
         saved_bytes = memory.now
         for op in program.saved:
             memory.protect(op)
