@@ -22,6 +22,7 @@ from elbowroom.solve.method import Method
 from elbowroom.solve.milp import Milp
 from elbowroom.solve.offload.autoswap import AutoSwap
 from elbowroom.solve.offload.combined import Combined
+from elbowroom.solve.offload.offload_best import OffloadBest
 from elbowroom.solve.offload.offload_dynprog import OffloadDynprog
 from elbowroom.solve.offload.offload_dynprog_simple import OffloadDynprogSimple
 from elbowroom.solve.offload.offload_greedy import OffloadGreedy
@@ -64,6 +65,7 @@ METHODS: dict[str, Method] = {
         Vdnn(),
         Tflms(),
         AutoSwap(),
+        OffloadBest(),
     )
 }
 
