@@ -20,11 +20,15 @@ from elbowroom.solve.lower_sets_chain import LowerSetsChain
 from elbowroom.solve.lower_sets_memory import LowerSetsMemory
 from elbowroom.solve.method import Method
 from elbowroom.solve.milp import Milp
+from elbowroom.solve.offload.autoswap import AutoSwap
 from elbowroom.solve.offload.combined import Combined
+from elbowroom.solve.offload.offload_best import OffloadBest
 from elbowroom.solve.offload.offload_dynprog import OffloadDynprog
 from elbowroom.solve.offload.offload_dynprog_simple import OffloadDynprogSimple
 from elbowroom.solve.offload.offload_greedy import OffloadGreedy
 from elbowroom.solve.offload.offload_milp import OffloadMilp
+from elbowroom.solve.offload.tflms import Tflms
+from elbowroom.solve.offload.vdnn import Vdnn
 from elbowroom.solve.persistent import Persistent
 from elbowroom.solve.revolve import Revolve
 from elbowroom.solve.sequential import Sequential
@@ -58,8 +62,12 @@ METHODS: dict[str, Method] = {
         OffloadGreedy(),
         OffloadDynprog(),
         OffloadDynprogSimple(),
-        Combined(),
+        Vdnn(),
+        Tflms(),
+        AutoSwap(),
+        OffloadBest(),
         OffloadMilp(),
+        Combined(),
     )
 }
 
