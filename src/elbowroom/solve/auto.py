@@ -5,12 +5,13 @@ from __future__ import annotations
 from elbowroom.errors import InputError
 from elbowroom.problem import Chain, Graph, Join, Problem, Towers
 from elbowroom.solve.equiv_chain import EquivChain
-from elbowroom.solve.floating import Floating, row_count, work
+from elbowroom.solve.floating import Floating, affords
 from elbowroom.solve.join import JoinOptimal, join_states, join_work
 from elbowroom.solve.lower_set_table import few_lower_sets
 from elbowroom.solve.lower_sets import LowerSets
 from elbowroom.solve.lower_sets_approx import LowerSetsApprox
 from elbowroom.solve.method import Method, Options
+from elbowroom.solve.offload.combined import Combined
 from elbowroom.solve.persistent import Persistent
 from elbowroom.solve.persistent import row_count as persistent_rows
 from elbowroom.solve.sequential import Sequential
@@ -21,6 +22,7 @@ from elbowroom.solve.towers import TowersNested
 AUTO = "auto"
 SUMMARY = "picks a method by problem and size, and says what it picked"
 _PATIENCE = 4e9  # inner steps: a few seconds
+_MOST_WITH_A_LINK = 400  # stages: about a minute
 
 
 def choose(problem: Problem, budget: int | None, options: Options) -> tuple[Method, str]:
@@ -42,17 +44,14 @@ def _for_chain(chain: Chain, budget: int, options: Options) -> tuple[Method, str
     everything = StoreAll()
     if everything.least_budget(chain, options) <= budget and not any(s.alternatives for s in chain.stages):
         return everything, "it all fits, so nothing needs recomputing"
+    if options.platform.has_link and len(chain) <= _MOST_WITH_A_LINK:
+        return Combined(), "it also moves values over the link"
     n, slots = len(chain), min(options.slots or CUSTOMARY, budget, useful_bytes(chain))
-    if affords_floating(n, slots):
+    if affords(n, slots):
         return Floating(), f"{n} stages are few enough for the true optimum"
     if 9 * persistent_rows(n) * FEWEST <= TABLE_BYTES:
         return Persistent(), f"{n} stages are too many for 'floating', which would rarely be faster"
     return Sequential(), f"{n} stages are too many for any dynamic program over memory"
-
-
-def affords_floating(n: int, slots: int) -> bool:
-    """Whether `floating` takes a few seconds, and no more memory than it may, for n stages."""
-    return work(n) * slots <= _PATIENCE and 8 * row_count(n) * slots <= TABLE_BYTES / 3
 
 
 def _for_join(join: Join, budget: int) -> tuple[Method, str]:

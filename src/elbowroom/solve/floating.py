@@ -19,7 +19,9 @@ from elbowroom.solve.kernels.costs import Costs, costs_of, need_all, need_step, 
 from elbowroom.solve.kernels.floating import fill_least, fill_start, row_of
 from elbowroom.solve.kernels.rows import Ints
 from elbowroom.solve.method import Found, Method, Options
-from elbowroom.solve.slots import divide, most_slots, useful_bytes
+from elbowroom.solve.slots import TABLE_BYTES, divide, most_slots, useful_bytes
+
+_PATIENCE = 4e9  # inner steps: a few seconds
 
 State = tuple[int, int, int, int]  # backwards t..ℓ from the input of s, with m slots (or bytes) besides it
 Choice = tuple[Literal["save", "move", "keep"], int, int]  # way, next stage or cut; and the memory for what follows
@@ -56,6 +58,11 @@ def row_count(n: int) -> int:
 def work(n: int) -> float:
     """Inner steps per slot."""
     return n**4 / 24 + 1
+
+
+def affords(n: int, slots: int) -> bool:
+    """Whether this method takes a few seconds, and no more memory than it may, for n stages."""
+    return work(n) * slots <= _PATIENCE and 8 * row_count(n) * slots <= TABLE_BYTES / 3
 
 
 class _Table:

@@ -20,8 +20,7 @@ from typing import final
 from elbowroom.problem import Chain, Problem
 from elbowroom.schedule import Simulation, simulate
 from elbowroom.schedule.simulation import total
-from elbowroom.solve.auto import affords_floating
-from elbowroom.solve.floating import Floating
+from elbowroom.solve.floating import Floating, affords
 from elbowroom.solve.method import Found, Method, Options, Status
 from elbowroom.solve.offload.limits import SavedChain
 from elbowroom.solve.offload.placing import place
@@ -75,7 +74,7 @@ class _Search:
 
     def __init__(self, chain: Chain, options: Options) -> None:
         self.chain, self.options, self.platform = chain, options, options.platform
-        self.remat: Method = Floating() if affords_floating(len(chain), options.slots or CUSTOMARY) else Persistent()
+        self.remat: Method = Floating() if affords(len(chain), options.slots or CUSTOMARY) else Persistent()
         self.saved = SavedChain.own(chain)
         # No schedule takes less than everything once.
         self.computing = total(min(way.forward_time + way.backward_time for way in s.ways) for s in chain.stages)
