@@ -24,6 +24,7 @@ from elbowroom.solve.offload.combined import Combined
 from elbowroom.solve.offload.offload_dynprog import OffloadDynprog
 from elbowroom.solve.offload.offload_dynprog_simple import OffloadDynprogSimple
 from elbowroom.solve.offload.offload_greedy import OffloadGreedy
+from elbowroom.solve.offload.pofo import Pofo
 from elbowroom.solve.persistent import Persistent
 from elbowroom.solve.revolve import Revolve
 from elbowroom.solve.sequential import Sequential
@@ -58,6 +59,7 @@ METHODS: dict[str, Method] = {
         OffloadDynprog(),
         OffloadDynprogSimple(),
         Combined(),
+        Pofo(),
     )
 }
 
