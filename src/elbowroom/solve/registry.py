@@ -24,6 +24,8 @@ from elbowroom.solve.offload.combined import Combined
 from elbowroom.solve.offload.offload_dynprog import OffloadDynprog
 from elbowroom.solve.offload.offload_dynprog_simple import OffloadDynprogSimple
 from elbowroom.solve.offload.offload_greedy import OffloadGreedy
+from elbowroom.solve.offload.autocapper import Autocapper
+from elbowroom.solve.offload.opportunist import Opportunist
 from elbowroom.solve.offload.pofo import Pofo
 from elbowroom.solve.persistent import Persistent
 from elbowroom.solve.revolve import Revolve
@@ -60,6 +62,8 @@ METHODS: dict[str, Method] = {
         OffloadDynprogSimple(),
         Combined(),
         Pofo(),
+        Autocapper(),
+        Opportunist(),
     )
 }
 
