@@ -334,9 +334,21 @@ def relax_entry(
 
 @compiled
 def choose_recomputing(
-    costs: Costs, space: Space, reach: Ints, least: Ints, table: Floats, s: int, t: int, room: int, coming: float
+    costs: Costs,
+    space: Space,
+    reach: Ints,
+    least: Ints,
+    table: Floats,
+    s: int,
+    t: int,
+    room: int,
+    coming: float,
+    credit: float,
 ) -> tuple[int, int]:
-    """The best way of s to save, and -1; or -1, and the best split. `room` is what the budget leaves."""
+    """The best way of s to save, and -1; or -1, and the best split.
+
+    `room` is what the budget leaves. The table is read as if so many bytes of `credit` less were stored.
+    """
     n = len(costs.output) - 1
     stored = space.budget - room
     best, chosen_way, chosen_split = np.inf, -1, -1
@@ -352,7 +364,7 @@ def choose_recomputing(
         if t == s:
             value = last_time(coming, forward, backward, need_f, need_b, stored, space.from_host)
         else:
-            rest = row_at(space, table[row_of(s + 1, t, n)], stored + costs.saved[way])
+            rest = row_at(space, table[row_of(s + 1, t, n)], max(0.0, stored + costs.saved[way] - credit))
             if len(rest) > 0:
                 value = save_time(
                     coming, rest, space.level, forward, backward, need_f, need_b, stored, space.from_host
@@ -364,8 +376,8 @@ def choose_recomputing(
         need = max(need, costs.gradient[t] + reach[s, split])
         if need > room:
             continue
-        left = row_at(space, table[row_of(s, split, n)], stored)
-        right = row_at(space, table[row_of(split + 1, t, n)], stored + costs.output[split])
+        left = row_at(space, table[row_of(s, split, n)], max(0.0, stored - credit))
+        right = row_at(space, table[row_of(split + 1, t, n)], max(0.0, stored + costs.output[split] - credit))
         value = UNSEEN + need
         if len(left) > 0 and len(right) > 0:
             walk = costs.elapsed[split] - costs.elapsed[s - 1]
@@ -401,9 +413,14 @@ def choose_entry(
     leaving: float,
     coming: float,
     host: float,
+    credit: float,
 ) -> tuple[float, int, int, bool]:
     """The best time from an entry on, and how: a way to save and -1, or -1 and where to walk; and whether its input
-    goes to the host. `below` are the bytes stored besides the input."""
+    goes to the host.
+
+    `below` are the bytes stored besides the input, `host` is the room there. The tables are read as if so many bytes of
+    `credit` less were stored.
+    """
     n = len(costs.output) - 1
     s, held = entries.stage[entry], entries.input[entry]
     stored = below + held
@@ -420,7 +437,7 @@ def choose_entry(
                 rest += left_over(coming, backward, space.from_host) / space.from_host
             else:
                 rest = rest_of(
-                    costs, space, least, entries, n + way, held, below, leaving, coming, host,
+                    costs, space, least, entries, n + way, held, below, leaving, coming, host, credit,
                     forward, backward, move == 1, table,
                 )  # fmt: skip
             value = (forward + backward) + rest
@@ -433,14 +450,14 @@ def choose_entry(
             continue
         need = costs.gradient[n] + space.lag_out[s, t] - space.budget
         forward = (costs.elapsed[t] - costs.elapsed[s - 1]) + waiting(need + stored + leaving, space.to_host)
-        again = row_at(space, recomputing[row_of(s, t, n)], stored)
+        again = row_at(space, recomputing[row_of(s, t, n)], max(0.0, stored - credit))
         backward = between(again, coming / space.level) if len(again) > 0 else UNSEEN
         for move in range(2):
             room = space.budget - below - costs.gradient[n]
             if (space.beyond[s, t] if move == 1 else held + reach[s, t]) > room:
                 continue
             rest = rest_of(
-                costs, space, least, entries, t, held, below, leaving, coming, host,
+                costs, space, least, entries, t, held, below, leaving, coming, host, credit,
                 forward, backward, move == 1, table,
             )  # fmt: skip
             value = (forward + backward) + rest
@@ -461,6 +478,7 @@ def rest_of(
     leaving: float,
     coming: float,
     host: float,
+    credit: float,
     forward: float,
     backward: float,
     move: bool,
@@ -475,5 +493,5 @@ def rest_of(
         return np.inf
     left = left_over(leaving, forward, space.to_host)
     came = left_over(coming, backward, space.from_host) + (held if move else 0)
-    value = time_at(space, table[after], below, left, came)
+    value = time_at(space, table[after], max(0.0, below - credit), left, came)
     return value if value < np.inf else UNSEEN + (below + entries.least[after])

@@ -31,7 +31,8 @@ from elbowroom.units import format_bytes
 
 CUSTOMARY = 50  # levels of memory, as in 001
 FEWEST = 10
-WORK = 5e7  # inner steps that may be spent on levels nobody asked for: a fraction of a second
+WORK = 1e8  # inner steps that may be spent on levels nobody asked for: a fraction of a second
+CREDITS = (0.0, 0.25, 0.5, 0.75, 1.0)  # levels: between two of them, tables see less than there is
 
 
 @final
@@ -55,12 +56,14 @@ class Pofo(Method):
         lean = Leanest(problem)
         best = fallback(lean, budget, options)
         table = Table(lean, budget, options)
-        for reading in table.readings():
-            if reading.promise >= best.simulation.time:
-                break
-            placed = place(problem, reading.moving.computing, reading.moving.moves, budget, options.platform)
-            if placed is not None:
-                best = min(best, Graded(placed, reading.promise), key=lambda each: each.rank)
+        seen = set()
+        for credit in CREDITS:
+            for reading in table.readings(credit):
+                if reading.promise >= best.simulation.time:
+                    break  # for less memory the promises are no better
+                if reading.moving not in seen:
+                    seen.add(reading.moving)
+                    best = min([best, *reading.graded(problem, budget, options)], key=lambda each: each.rank)
         return best.found(problem, levels=table.space.levels)
 
 
@@ -70,6 +73,11 @@ class Reading:
 
     promise: float
     moving: Moving
+
+    def graded(self, chain: Chain, budget: int, options: Options) -> list[Graded]:
+        """What the referee says of it: nothing if it waits for ever, as it may for room on the host."""
+        placed = place(chain, self.moving.computing, self.moving.moves, budget, options.platform)
+        return [] if placed is None else [Graded(placed, self.promise)]
 
 
 class Table:
@@ -117,24 +125,21 @@ class Table:
             list(pool.map(fill, jobs))
             progress((self.n - stage + 1) / self.n)
 
-    def readings(self) -> Iterator[Reading]:
-        """Schedules for the budget and for less and less of it: where whole values must leave and return, one that was
-        made for less memory may wait less. Each schedule comes once."""
-        seen = set()
+    def readings(self, credit: float = 0.0) -> Iterator[Reading]:
+        """Schedules for the budget, and for a level less and less of it: where whole values must leave and return, one
+        that was made for less memory may wait less. With `credit` the tables are read so many levels higher."""
         for levels in range(self.space.levels + 1):
-            reading = _Reader(self, int(levels * self.space.level)).read()
+            reading = _Reader(self, int(levels * self.space.level), credit * self.space.level).read()
             if reading is None:
                 return
-            if reading.moving not in seen:
-                seen.add(reading.moving)
-                yield reading
+            yield reading
 
 
 class _Reader:
     """Follows the best choices through the tables, with the bytes that really are stored and on their way."""
 
-    def __init__(self, table: Table, reserve: int) -> None:
-        self.table, self.space, self.reserve = table, table.space, reserve
+    def __init__(self, table: Table, reserve: int, credit: float) -> None:
+        self.table, self.space, self.reserve, self.credit = table, table.space, reserve, credit
         self.costs, self.entries = table.lean.costs, table.lean.entries
 
     def read(self) -> Reading | None:
@@ -147,7 +152,7 @@ class _Reader:
         while True:
             _, way, stop, moved = kernel.choose_entry(
                 costs, space, self.table.lean.reach, self.table.lean.least, entries,
-                self.table.recomputing, self.table.phases, entry, float(below), leaving, coming, host,
+                self.table.recomputing, self.table.phases, entry, float(below), leaving, coming, host, self.credit,
             )  # fmt: skip
             if way < 0 and stop < 0:
                 return None
@@ -182,7 +187,7 @@ class _Reader:
         costs, space, lean = self.costs, self.space, self.table.lean
         rate, room = space.from_host, self.table.budget - stored
         way, split = kernel.choose_recomputing(
-            costs, space, lean.reach, lean.least, self.table.recomputing, s, t, room, coming
+            costs, space, lean.reach, lean.least, self.table.recomputing, s, t, room, coming, self.credit
         )
         if way >= 0:
             forward, backward = float(space.forward[way]), float(space.backward[way])
