@@ -32,7 +32,7 @@ from elbowroom.units import format_bytes
 CUSTOMARY = 50  # levels of memory, as in 001
 FEWEST = 10
 WORK = 1e8  # inner steps that may be spent on levels nobody asked for: a fraction of a second
-CREDITS = (0.0, 0.25, 0.5, 0.75, 1.0)  # levels: between two of them, tables see less than there is
+CREDITS = tuple(k / 4 for k in range(9))  # levels: what a table misses, which sees no memory between two of them
 
 
 @final
