@@ -11,7 +11,8 @@ from elbowroom.problem import Platform
 from elbowroom.schedule import simulate
 from elbowroom.solve import METHODS, Options, solve
 from elbowroom.solve.offload.leanest import Leanest
-from elbowroom.solve.offload.pofo import Table
+from elbowroom.solve.offload.pofo_reading import readings
+from elbowroom.solve.offload.pofo_table import Table
 from exhaustive_pofo import best_time
 from problems import byte_chain, random_chain
 
@@ -20,7 +21,7 @@ EXACT = 10**6  # more levels than any of these chains has bytes
 
 def promised(chain, budget, platform, slots=EXACT):
     """The best time in the table's own model."""
-    reading = next(Table(Leanest(chain), budget, Options(slots, platform=platform)).readings(), None)
+    reading = next(readings(Table(Leanest(chain), budget, Options(slots, platform=platform))), None)
     return float("inf") if reading is None else reading.promise
 
 

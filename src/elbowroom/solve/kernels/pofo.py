@@ -400,7 +400,7 @@ def can_go_on(
 
 
 @compiled
-def choose_entry(
+def weigh_entry(
     costs: Costs,
     space: Space,
     reach: Ints,
@@ -414,56 +414,51 @@ def choose_entry(
     coming: float,
     host: float,
     credit: float,
-) -> tuple[float, int, int, bool]:
-    """The best time from an entry on, and how: a way to save and -1, or -1 and where to walk; and whether its input
-    goes to the host.
+) -> Floats:
+    """The time from an entry on with each choice, infinite for those that do not fit: first its ways to save, then the
+    stages to walk to; of each two, the first keeps the input in memory, and the second moves it.
 
     `below` are the bytes stored besides the input, `host` is the room there. The tables are read as if so many bytes of
     `credit` less were stored.
     """
     n = len(costs.output) - 1
     s, held = entries.stage[entry], entries.input[entry]
-    stored = below + held
-    best, chosen_way, chosen_stop, chosen_move = np.inf, -1, -1, False
-    for way in range(costs.first_way[s], costs.first_way[s + 1]):
+    ways, stored = costs.first_way[s + 1] - costs.first_way[s], below + held
+    times = np.full((ways + n - s, 2), np.inf)
+    for choice in range(ways):
+        way = costs.first_way[s] + choice
         if stored + need_all(costs, way, s, n) > space.budget:
             continue
         need_f, need_b = needs(costs, space, way, s, n)
         forward = space.forward[way] + waiting(need_f + stored + leaving, space.to_host)
         backward = space.backward[way] + waiting(need_b + stored + coming, space.from_host)
-        for move in range(1 if s == n else 2):
-            if s == n:
-                rest = left_over(leaving, forward, space.to_host) / space.to_host
-                rest += left_over(coming, backward, space.from_host) / space.from_host
-            else:
-                rest = rest_of(
-                    costs, space, least, entries, n + way, held, below, leaving, coming, host, credit,
-                    forward, backward, move == 1, table,
-                )  # fmt: skip
-            value = (forward + backward) + rest
-            if value < best:
-                best, chosen_way, chosen_stop, chosen_move = value, way, -1, move == 1
+        if s == n:
+            rest = left_over(leaving, forward, space.to_host) / space.to_host
+            rest += left_over(coming, backward, space.from_host) / space.from_host
+            times[choice, 0] = (forward + backward) + rest
+            continue
+        for move in range(2):
+            rest = rest_of(
+                costs, space, least, entries, n + way, held, below, leaving, coming, host, credit,
+                forward, backward, move == 1, table,
+            )  # fmt: skip
+            times[choice, move] = (forward + backward) + rest
+    room = space.budget - below - costs.gradient[n]
     for t in range(s, n):
-        if stored + costs.gradient[n] + costs.output[s] + costs.overhead[s] > space.budget:
-            break
-        if stored + least[s, t] > space.budget:
+        if held + costs.output[s] + costs.overhead[s] > room or stored + least[s, t] > space.budget:
             continue
         need = costs.gradient[n] + space.lag_out[s, t] - space.budget
         forward = (costs.elapsed[t] - costs.elapsed[s - 1]) + waiting(need + stored + leaving, space.to_host)
         again = row_at(space, recomputing[row_of(s, t, n)], max(0.0, stored - credit))
         backward = between(again, coming / space.level) if len(again) > 0 else UNSEEN
         for move in range(2):
-            room = space.budget - below - costs.gradient[n]
-            if (space.beyond[s, t] if move == 1 else held + reach[s, t]) > room:
-                continue
-            rest = rest_of(
-                costs, space, least, entries, t, held, below, leaving, coming, host, credit,
-                forward, backward, move == 1, table,
-            )  # fmt: skip
-            value = (forward + backward) + rest
-            if value < best:
-                best, chosen_way, chosen_stop, chosen_move = value, -1, t, move == 1
-    return best, chosen_way, chosen_stop, chosen_move
+            if (space.beyond[s, t] if move == 1 else held + reach[s, t]) <= room:
+                rest = rest_of(
+                    costs, space, least, entries, t, held, below, leaving, coming, host, credit,
+                    forward, backward, move == 1, table,
+                )  # fmt: skip
+                times[ways + t - s, move] = (forward + backward) + rest
+    return times
 
 
 @compiled
