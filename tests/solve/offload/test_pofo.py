@@ -21,8 +21,8 @@ EXACT = 10**6  # more levels than any of these chains has bytes
 
 def promised(chain, budget, platform, slots=EXACT):
     """The best time in the table's own model."""
-    reading = next(readings(Table(Leanest(chain), budget, Options(slots, platform=platform))), None)
-    return float("inf") if reading is None else reading.promise
+    found = next(readings(Table(Leanest(chain), budget, Options(slots, platform=platform)), breadth=1), None)
+    return float("inf") if found is None else found[0].promise
 
 
 def compare_with_all(seed, count, stages):

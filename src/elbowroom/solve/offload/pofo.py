@@ -40,10 +40,11 @@ class Pofo(Method):
         table = Table(lean, budget, options)
         seen = set()
         for credit in CREDITS:
-            for reading in readings(table, credit):
-                if reading.promise >= best.simulation.time:
+            for found in readings(table, credit):
+                if found[0].promise >= best.simulation.time:
                     break  # for less memory the promises are no better
-                if reading.moving not in seen:
-                    seen.add(reading.moving)
-                    best = min([best, *reading.graded(problem, budget, options)], key=lambda each: each.rank)
+                for reading in found:
+                    if reading.promise < best.simulation.time and reading.moving not in seen:
+                        seen.add(reading.moving)
+                        best = min([best, *reading.graded(problem, budget, options)], key=lambda each: each.rank)
         return best.found(problem, levels=table.space.levels)

@@ -18,7 +18,7 @@ from elbowroom.solve.offload.placing import place
 from elbowroom.solve.offload.pofo_table import Table
 
 BREADTH = 8  # states that are followed from each stage on
-CREDITS = tuple(k / 4 for k in range(9))  # levels: what a table misses, which sees no memory between two of them
+CREDITS = (0.0, 0.5, 1.0, 1.5, 2.0)  # levels: what a table misses, which sees no memory between two of them
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,18 @@ class Reading:
         return [] if placed is None else [Graded(placed, self.promise)]
 
 
-def readings(table: Table, credit: float = 0.0, breadth: int = BREADTH) -> Iterator[Reading]:
+def readings(table: Table, credit: float = 0.0, breadth: int = BREADTH) -> Iterator[list[Reading]]:
     """Schedules for the budget, and for a level less and less of it: where whole values must leave and return, one
-    that was made for less memory may wait less. With `credit` the tables are read so many levels higher."""
+    that was made for less memory may wait less. The best few each time, the best first.
+
+    With `credit` the tables are read so many levels higher.
+    """
     for levels in range(table.space.levels + 1):
         reserve = int(levels * table.space.level)
-        reading = _Reader(table, credit * table.space.level, breadth).read(reserve)
-        if reading is None:
+        found = _Reader(table, credit * table.space.level, breadth).read(reserve)
+        if not found:
             return
-        yield reading
+        yield found
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,8 @@ class _Reader:
         self.table, self.space, self.credit, self.breadth = table, table.space, credit, breadth
         self.costs, self.entries = table.lean.costs, table.lean.entries
 
-    def read(self, reserve: int) -> Reading | None:
-        """The schedule; None if none fits in what the reserve leaves."""
+    def read(self, reserve: int) -> list[Reading]:
+        """The schedules, the best first; none if none fits in what the reserve leaves."""
         n, room = self.table.n, self.table.platform.host_bytes
         ahead: list[list[_Choice]] = [[] for _ in range(n + 2)]
         states = [_State(0, reserve, 0.0, 0.0, float("inf") if room is None else float(room), 0.0)]
@@ -90,10 +93,8 @@ class _Reader:
                     ahead[stage + 1 if choice.way >= 0 else choice.stop + 1].append(choice)
             ahead[stage + 1].sort(key=lambda choice: choice.expected)
             states = [self._after(choice) for choice in ahead[stage + 1][: self.breadth]]
-        if not states:
-            return None
-        best = min(states, key=lambda state: state.time)
-        return Reading(float(best.time), in_a_row(best.parts))
+        states.sort(key=lambda state: state.time)
+        return [Reading(state.time, in_a_row(state.parts)) for state in states]
 
     def _best_choices(self, state: _State) -> Iterator[_Choice]:
         lean, stage = self.table.lean, int(self.entries.stage[state.entry])
