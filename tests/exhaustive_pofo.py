@@ -1,8 +1,8 @@
 """Exhaustive search over the class of schedules of 001 ch. 4, operation by operation, for chains of a few stages.
 
-Every persistent schedule is written out as a list of operations, and every set of the inputs that it keeps until after
-the loss is moved. What the link carries is a number of bytes: while operations before the loss run they leave, at the
-loss all must have left, and afterwards they come back as late as possible; that half is played backwards in time.
+Every persistent schedule is written out as a list of operations, and every set of the inputs that it keeps until
+after the loss is moved. What the link carries is a number of bytes: while operations before the loss run they leave,
+at the loss all must have left, and afterwards they come back as late as possible; that half is played backwards.
 """
 
 from __future__ import annotations

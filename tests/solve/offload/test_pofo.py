@@ -1,4 +1,4 @@
-"""`pofo`: its tables against an exhaustive search of its class, and against `persistent` where the link is too slow."""
+"""`pofo`: its tables against an exhaustive search of its class, and against `persistent` where the link is slow."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from random import Random
 import pytest
 
 from elbowroom.problem import Platform
-from elbowroom.schedule import simulate
 from elbowroom.solve import METHODS, Options, solve
 from elbowroom.solve.offload.leanest import Leanest
 from elbowroom.solve.offload.pofo_reading import readings
 from elbowroom.solve.offload.pofo_table import Table
 from exhaustive_pofo import best_time
-from problems import byte_chain, random_chain
+from problems import random_chain
 
 EXACT = 10**6  # more levels than any of these chains has bytes
 

@@ -12,9 +12,9 @@ Two tables, both in levels of memory:
     OC(entry, A, Δ_F, Δ_B)  least time from forward s to backward s with A bytes stored besides the input of s, while
                          Δ_F bytes are still to leave and Δ_B must be back when backward s is done (section 4.2.1)
 
-Nothing is rounded on the way: times are found for whole levels, and read between them along straight lines. So the few
-bytes that a short operation moves are never lost, and where all sizes and what the link moves in every operation are
-whole levels, all is exact. What does not fit at the upper of two levels counts as not fitting.
+Nothing is rounded on the way: times are found for whole levels, and read between them along straight lines. So the
+few bytes that a short operation moves are never lost, and where all sizes and what the link moves in every operation
+are whole levels, all is exact. What does not fit at the upper of two levels counts as not fitting.
 
 001 asks for room to run every forward of s..t before C's first split; only those up to the split run. It takes the
 gradient of the loss to come into being after the forward phase; here it is there from the start, as it is for the
@@ -28,25 +28,19 @@ from typing import NamedTuple
 import numpy as np
 
 from elbowroom.solve.kernels.compiling import compiled
-from elbowroom.solve.kernels.costs import Costs, need_all, need_step
+from elbowroom.solve.kernels.costs import Costs, need_all
 from elbowroom.solve.kernels.persistent import row_of
 from elbowroom.solve.kernels.ramps import (
-    between,
     left_over,
     mixed,
     relax_last,
     relax_plane,
     relax_save,
     relax_split,
-    save_time,
-    split_time,
-    last_time,
     stretched,
     waiting,
 )
 from elbowroom.solve.kernels.rows import Floats, Ints
-
-UNSEEN = 1e250  # a time for what fits although the table, which sees whole levels only, has none; plus its bytes
 
 
 class Entries(NamedTuple):
@@ -135,20 +129,6 @@ def plane_at(space: Space, table: Floats, stored: float) -> Floats:
     if second[0, 0] == np.inf:
         return table[0:0].reshape((0, 0))
     return mixed(first[:width, :width], second, part)
-
-
-@compiled
-def time_at(space: Space, table: Floats, stored: float, leaving: float, coming: float) -> float:
-    """OC of one entry; infinite if it does not fit."""
-    plane = plane_at(space, table, stored)
-    if len(plane) == 0:
-        return np.inf
-    at = leaving / space.level
-    low = min(int(at), len(plane) - 2)
-    part = at - low
-    return (1.0 - part) * between(plane[low], coming / space.level) + part * between(
-        plane[low + 1], coming / space.level
-    )
 
 
 # --- C: recomputation while bytes come back ----------------------------------------------------------------------
@@ -327,166 +307,3 @@ def relax_entry(
             leaving = left_over(moving + held, forward, space.to_host) / space.level
             coming = (left_over(moving, backward, space.from_host) + held) / space.level
             relax_plane(best, plane, leaving, forward, coming, backward)
-
-
-# --- choosing, with bytes that need not be whole levels ----------------------------------------------------------
-
-
-@compiled
-def choose_recomputing(
-    costs: Costs,
-    space: Space,
-    reach: Ints,
-    least: Ints,
-    table: Floats,
-    s: int,
-    t: int,
-    room: int,
-    coming: float,
-    credit: float,
-) -> tuple[int, int]:
-    """The best way of s to save, and -1; or -1, and the best split.
-
-    `room` is what the budget leaves. The table is read as if so many bytes of `credit` less were stored.
-    """
-    n = len(costs.output) - 1
-    stored = space.budget - room
-    best, chosen_way, chosen_split = np.inf, -1, -1
-    for way in range(costs.first_way[s], costs.first_way[s + 1]):
-        need = need_all(costs, way, s, t)
-        if t > s:
-            need = max(need, costs.saved[way] + least[s + 1, t])
-        if need > room:
-            continue
-        forward, backward = space.forward[way], space.backward[way]
-        need_f, need_b = needs(costs, space, way, s, t)
-        value = UNSEEN + need
-        if t == s:
-            value = last_time(coming, forward, backward, need_f, need_b, stored, space.from_host)
-        else:
-            rest = row_at(space, table[row_of(s + 1, t, n)], max(0.0, stored + costs.saved[way] - credit))
-            if len(rest) > 0:
-                value = save_time(
-                    coming, rest, space.level, forward, backward, need_f, need_b, stored, space.from_host
-                )
-        if value < best:
-            best, chosen_way, chosen_split = value, way, -1
-    for split in range(s, t):
-        need = max(least[s, split], costs.output[split] + least[split + 1, t])
-        need = max(need, costs.gradient[t] + reach[s, split])
-        if need > room:
-            continue
-        left = row_at(space, table[row_of(s, split, n)], max(0.0, stored - credit))
-        right = row_at(space, table[row_of(split + 1, t, n)], max(0.0, stored + costs.output[split] - credit))
-        value = UNSEEN + need
-        if len(left) > 0 and len(right) > 0:
-            walk = costs.elapsed[split] - costs.elapsed[s - 1]
-            lag = costs.gradient[t] + space.lag_back[s, split] - space.budget
-            first = between(left, coming / space.level)
-            value = split_time(coming, first, right, space.level, walk, lag, stored, space.from_host)
-        if value < best:
-            best, chosen_way, chosen_split = value, -1, split
-    return chosen_way, chosen_split
-
-
-@compiled
-def can_go_on(
-    costs: Costs, space: Space, least: Ints, entries: Entries, entry: int, stored: float, host: float
-) -> bool:
-    """Whether something fits from an entry on, with so many bytes stored besides its input and left on the host."""
-    if stored + entries.least[entry] <= space.budget and entries.moved[entry] <= host:
-        return True
-    return stored + entries.alone[entry] <= space.budget
-
-
-@compiled
-def weigh_entry(
-    costs: Costs,
-    space: Space,
-    reach: Ints,
-    least: Ints,
-    entries: Entries,
-    recomputing: Floats,
-    table: Floats,
-    entry: int,
-    below: float,
-    leaving: float,
-    coming: float,
-    host: float,
-    credit: float,
-) -> Floats:
-    """The time from an entry on with each choice, infinite for those that do not fit: first its ways to save, then the
-    stages to walk to; of each two, the first keeps the input in memory, and the second moves it.
-
-    `below` are the bytes stored besides the input, `host` is the room there. The tables are read as if so many bytes of
-    `credit` less were stored.
-    """
-    n = len(costs.output) - 1
-    s, held = entries.stage[entry], entries.input[entry]
-    ways, stored = costs.first_way[s + 1] - costs.first_way[s], below + held
-    times = np.full((ways + n - s, 2), np.inf)
-    for choice in range(ways):
-        way = costs.first_way[s] + choice
-        if stored + need_all(costs, way, s, n) > space.budget:
-            continue
-        need_f, need_b = needs(costs, space, way, s, n)
-        forward = space.forward[way] + waiting(need_f + stored + leaving, space.to_host)
-        backward = space.backward[way] + waiting(need_b + stored + coming, space.from_host)
-        if s == n:
-            rest = left_over(leaving, forward, space.to_host) / space.to_host
-            rest += left_over(coming, backward, space.from_host) / space.from_host
-            times[choice, 0] = (forward + backward) + rest
-            continue
-        for move in range(2):
-            rest = rest_of(
-                costs, space, least, entries, n + way, held, below, leaving, coming, host, credit,
-                forward, backward, move == 1, table,
-            )  # fmt: skip
-            times[choice, move] = (forward + backward) + rest
-    room = space.budget - below - costs.gradient[n]
-    for t in range(s, n):
-        if held + costs.output[s] + costs.overhead[s] > room or stored + least[s, t] > space.budget:
-            continue
-        need = costs.gradient[n] + space.lag_out[s, t] - space.budget
-        forward = (costs.elapsed[t] - costs.elapsed[s - 1]) + waiting(need + stored + leaving, space.to_host)
-        again = row_at(space, recomputing[row_of(s, t, n)], max(0.0, stored - credit))
-        backward = between(again, coming / space.level) if len(again) > 0 else UNSEEN
-        for move in range(2):
-            if (space.beyond[s, t] if move == 1 else held + reach[s, t]) <= room:
-                rest = rest_of(
-                    costs, space, least, entries, t, held, below, leaving, coming, host, credit,
-                    forward, backward, move == 1, table,
-                )  # fmt: skip
-                times[ways + t - s, move] = (forward + backward) + rest
-    return times
-
-
-@compiled
-def rest_of(
-    costs: Costs,
-    space: Space,
-    least: Ints,
-    entries: Entries,
-    after: int,
-    held: int,
-    below: float,
-    leaving: float,
-    coming: float,
-    host: float,
-    credit: float,
-    forward: float,
-    backward: float,
-    move: bool,
-    table: Floats,
-) -> float:
-    """The time from the next entry on, if the input of this one, `held` bytes, moves or stays."""
-    if move:
-        below, leaving, coming, host = below, leaving + held, coming, host - held
-    else:
-        below = below + held
-    if host < 0 or (move and held == 0) or not can_go_on(costs, space, least, entries, after, below, host):
-        return np.inf
-    left = left_over(leaving, forward, space.to_host)
-    came = left_over(coming, backward, space.from_host) + (held if move else 0)
-    value = time_at(space, table[after], max(0.0, below - credit), left, came)
-    return value if value < np.inf else UNSEEN + (below + entries.least[after])

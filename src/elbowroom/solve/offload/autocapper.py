@@ -1,4 +1,4 @@
-"""`autocapper`: schedules that recompute for more memory than there is, and offload what is too much (001 section 4.3).
+"""`autocapper`: recomputes for more memory than there is, and offloads what is too much (001 section 4.3).
 
 For each of 40 amounts of memory between the budget and what saving all takes: the fastest persistent schedule for it
 is made to fit by moving, as long as its peak is above the budget, the lowest of the values that lie idle at the peak.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal, final
 
 import numpy as np
@@ -103,7 +104,7 @@ class _Value:
     def gap_around(self, operation: int) -> tuple[int, int] | None:
         """The operations from one that reads it up to the next that does, this one among them."""
         times = [self.made, *self.readers]
-        for before, after in zip(times, times[1:], strict=False):
+        for before, after in pairwise(times):
             if before < operation < after:
                 return before + 1, after
         return None

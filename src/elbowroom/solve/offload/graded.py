@@ -1,4 +1,4 @@
-"""What the methods share that recompute and offload: schedules to fall back to, and results that the referee graded."""
+"""What the methods share that recompute and offload: schedules to fall back to, and graded results."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from elbowroom.problem import Chain
 from elbowroom.schedule import Simulation, simulate
-from elbowroom.solve import persistent
 from elbowroom.solve.method import Found, Options, Status
 from elbowroom.solve.offload.leanest import Leanest
 from elbowroom.solve.offload.limits import SavedChain
 from elbowroom.solve.offload.placing import place, save_all
+from elbowroom.solve.persistent import find as find_persistent
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def fallback(lean: Leanest, budget: int, options: Options) -> Graded:
     """A schedule for any budget that is no smaller than the least: without moves if that is possible."""
     chain, platform = lean.chain, options.platform
     if budget >= lean.entries.alone[0]:
-        found = persistent.find(chain, budget, Options(options.slots), save_early=True)
+        found = find_persistent(chain, budget, Options(options.slots), save_early=True)
         simulation = simulate(chain, found.schedule, budget=budget, platform=platform)
         return Graded(simulation, simulation.time)
     moving = lean.schedule(platform)

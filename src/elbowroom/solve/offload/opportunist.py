@@ -1,7 +1,7 @@
 """`opportunist`: keeps the link busy, and saves nothing while it is (001 section 4.3).
 
-A stage saves all; its input and what it saved go to the host; until both have left, the forwards run on without saving
-anything. Then the next stage saves all, and so on until the rest of the chain fits in memory. What was passed
+A stage saves all; its input and what it saved go to the host; until both have left, the forwards run on without
+saving anything. Then the next stage saves all, and so on until the rest of the chain fits in memory. What was passed
 without saving is recomputed after the loss in the fastest way that fits beside its input.
 """
 
@@ -11,13 +11,14 @@ from typing import final
 
 from elbowroom.problem import Chain, Platform, Problem
 from elbowroom.schedule import Operation
-from elbowroom.solve import persistent
 from elbowroom.solve.method import Found, Method, Options
 from elbowroom.solve.offload.graded import Graded, fallback, without_need
 from elbowroom.solve.offload.leanest import Leanest
 from elbowroom.solve.offload.limits import SavedChain
 from elbowroom.solve.offload.parts import Moving, Part, in_a_row, shifted, sub_chain
 from elbowroom.solve.offload.placing import place
+from elbowroom.solve.persistent import find as find_persistent
+from elbowroom.solve.persistent import least_budget as least_persistent
 
 
 @final
@@ -102,7 +103,7 @@ def _recomputing(
 ) -> list[Operation] | None:
     """The fastest way to run backwards `last` to `first` from an input of so many bytes, the only thing stored."""
     part = sub_chain(chain, held, first, last)
-    if persistent.least_budget(part, save_early=True) > budget:
+    if least_persistent(part, save_early=True) > budget:
         return None
-    found = persistent.find(part, budget, Options(options.slots), save_early=True)
+    found = find_persistent(part, budget, Options(options.slots), save_early=True)
     return shifted(found.schedule, by=first - 1)

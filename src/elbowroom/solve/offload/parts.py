@@ -76,9 +76,7 @@ def shifted(operations: Sequence[Operation], by: int) -> list[Operation]:
         assert isinstance(operation, Forward | Backward)
         assert isinstance(operation.at, int)
         at = operation.at + by
-        found.append(
-            Forward(at, operation.save, operation.way) if isinstance(operation, Forward) else Backward(at)
-        )
+        found.append(Forward(at, operation.save, operation.way) if isinstance(operation, Forward) else Backward(at))
     return found
 
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from elbowroom.problem import Chain
 from elbowroom.schedule import Backward, Forward, Operation
-from elbowroom.solve.kernels import pofo as kernel
+from elbowroom.solve.kernels.pofo import needs
+from elbowroom.solve.kernels.pofo_choices import choose_recomputing, weigh_entry
 from elbowroom.solve.kernels.ramps import last_time, left_over, waiting
 from elbowroom.solve.method import Options
 from elbowroom.solve.offload.graded import Graded
@@ -23,7 +24,6 @@ CREDITS = (0.0, 0.5, 1.0, 1.5, 2.0)  # levels: what a table misses, which sees n
 
 @dataclass(frozen=True)
 class Reading:
-
     """A schedule from the tables, and the time that it takes in their model of the link."""
 
     promise: float
@@ -51,8 +51,8 @@ def readings(table: Table, credit: float = 0.0, breadth: int = BREADTH) -> Itera
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Where a schedule stands: at an entry, with so many bytes stored besides its input, to leave and to come, and room
-    on the host; and what was done before, and how long that and what follows from it takes."""
+    """Where a schedule stands: at an entry, with so many bytes stored besides its input, to leave and to come, and
+    room on the host; and what was done before, and how long that and what follows from it takes."""
 
     entry: int
     below: int
@@ -99,7 +99,7 @@ class _Reader:
     def _best_choices(self, state: _State) -> Iterator[_Choice]:
         lean, stage = self.table.lean, int(self.entries.stage[state.entry])
         first, end = int(self.costs.first_way[stage]), int(self.costs.first_way[stage + 1])
-        times = kernel.weigh_entry(
+        times = weigh_entry(
             self.costs, self.space, lean.reach, lean.least, self.entries, self.table.recomputing, self.table.phases,
             state.entry, float(state.below), state.leaving, state.coming, state.host, self.credit,
         )  # fmt: skip
@@ -117,7 +117,7 @@ class _Reader:
         stored = state.below + held
         if choice.way >= 0:
             part = Part.saving(stage, choice.way - int(costs.first_way[stage]), choice.moved)
-            need_f, need_b = kernel.needs(costs, space, choice.way, stage, n)
+            need_f, need_b = needs(costs, space, choice.way, stage, n)
             out = space.forward[choice.way] + waiting(need_f + stored + state.leaving, space.to_host)
             back = space.backward[choice.way] + waiting(need_b + stored + state.coming, space.from_host)
         else:
@@ -138,12 +138,12 @@ class _Reader:
     def _recompute(self, s: int, t: int, stored: int, coming: float) -> _Steps:
         costs, space, lean = self.costs, self.space, self.table.lean
         rate, room = space.from_host, self.table.budget - stored
-        way, split = kernel.choose_recomputing(
+        way, split = choose_recomputing(
             costs, space, lean.reach, lean.least, self.table.recomputing, s, t, room, coming, self.credit
         )
         if way >= 0:
             forward, backward = float(space.forward[way]), float(space.backward[way])
-            need_f, need_b = kernel.needs(costs, space, way, s, t)
+            need_f, need_b = needs(costs, space, way, s, t)
             save = Forward(s, "all", way - int(costs.first_way[s]))
             if s == t:
                 time = last_time(coming, forward, backward, need_f, need_b, float(stored), rate)
@@ -170,7 +170,8 @@ _Steps = Generator["_Steps", _Part, _Part]
 
 def _without_recursion(first: _Steps) -> _Part:
     """Runs a generator that yields generators whose results it wants, however deep that goes."""
-    stack, result = [first], None
+    stack = [first]
+    result: _Part | None = None
     while stack:
         try:
             stack.append(stack[-1].send(result))  # type: ignore[arg-type]

@@ -118,7 +118,9 @@ def _levels(lean: Leanest, budget: int, asked: int | None) -> tuple[int, float]:
         raise InputError("slots", f"{asked} for {n} stages need a table of {format_bytes(need)}")
     while _table_bytes(n, entries, levels) > TABLE_BYTES:
         levels -= 1
-    return (levels, float(division.unit)) if division.exact and levels == division.slots else (levels, budget / levels)
+    return (
+        (levels, float(division.unit)) if division.exact and levels == division.slots else (levels, budget / levels)
+    )
 
 
 def _table_bytes(n: int, entries: int, levels: int) -> int:
