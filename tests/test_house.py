@@ -98,7 +98,7 @@ def test_every_floor_that_is_named_exists_or_is_to_come():
 
 def test_no_two_files_of_one_name_mean_different_things():
     """A name may come again in folders that mirror each other: a problem, its referee, its method, its kernel."""
-    mirrors = {"problem", "schedule", "solve", "solve.kernels"}
+    mirrors = {"problem", "schedule", "solve", "solve.offload", "solve.kernels"}
     folders: dict[str, set[str]] = {}
     for name in modules():
         folder, _, last = name.rpartition(".")

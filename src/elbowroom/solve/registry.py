@@ -20,6 +20,7 @@ from elbowroom.solve.lower_sets_chain import LowerSetsChain
 from elbowroom.solve.lower_sets_memory import LowerSetsMemory
 from elbowroom.solve.method import Method
 from elbowroom.solve.milp import Milp
+from elbowroom.solve.offload.autocapper import Autocapper
 from elbowroom.solve.offload.autoswap import AutoSwap
 from elbowroom.solve.offload.combined import Combined
 from elbowroom.solve.offload.offload_best import OffloadBest
@@ -27,6 +28,8 @@ from elbowroom.solve.offload.offload_dynprog import OffloadDynprog
 from elbowroom.solve.offload.offload_dynprog_simple import OffloadDynprogSimple
 from elbowroom.solve.offload.offload_greedy import OffloadGreedy
 from elbowroom.solve.offload.offload_milp import OffloadMilp
+from elbowroom.solve.offload.opportunist import Opportunist
+from elbowroom.solve.offload.pofo import Pofo
 from elbowroom.solve.offload.tflms import Tflms
 from elbowroom.solve.offload.vdnn import Vdnn
 from elbowroom.solve.persistent import Persistent
@@ -67,6 +70,9 @@ METHODS: dict[str, Method] = {
         AutoSwap(),
         OffloadBest(),
         OffloadMilp(),
+        Pofo(),
+        Autocapper(),
+        Opportunist(),
         Combined(),
     )
 }
