@@ -23,7 +23,9 @@ from elbowroom.schedule.simulation import total
 from elbowroom.solve.floating import Floating, affords
 from elbowroom.solve.method import Found, Method, Options, Status
 from elbowroom.solve.offload.limits import SavedChain
+from elbowroom.solve.offload.offload_best import OffloadBest
 from elbowroom.solve.offload.placing import place
+from elbowroom.solve.offload.pofo import Pofo
 from elbowroom.solve.offload.priced import (
     Chosen,
     LeastTable,
@@ -44,7 +46,7 @@ _HALVINGS = 3
 _SHARES = (1.0, 0.97, 0.93, 0.88, 0.8, 0.7, 0.6, 0.5)  # of the memory, to plan for
 _NOTHING = 1e-9  # a difference of times that sums of numbers may have by themselves
 _WORK = 1e10  # inner steps that all tables may take: about ten seconds
-_OTHERS: tuple[Method, ...] = ()
+_OTHERS: tuple[Method, ...] = (OffloadBest(), Pofo())
 
 
 @final
@@ -57,7 +59,8 @@ class Combined(Method):
 
     def least_budget(self, problem: Problem, options: Options) -> int:
         assert isinstance(problem, Chain)
-        return min(budget for budget, _ in _Search(problem, options).at_least())
+        own = (budget for budget, _ in _Search(problem, options).at_least())
+        return min(*own, *(method.least_budget(problem, options) for method in _OTHERS))
 
     def find(self, problem: Problem, budget: int, options: Options) -> Found:
         assert isinstance(problem, Chain)
