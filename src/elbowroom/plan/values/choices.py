@@ -169,6 +169,7 @@ class Choices:
         for op in reversed(graph.forward):
             if op in wanted:
                 wanted.update(graph.ops[op].reads)
+        self.always = wanted  # what every program runs in the forward
         self.ahead = {op: self._new() for op in dict.fromkeys(self.maker) if op not in wanted}
         self._number_moves()
         self.times = np.zeros(self.count)
