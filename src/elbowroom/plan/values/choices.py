@@ -48,7 +48,7 @@ from elbowroom.step.referee import Prediction, Surroundings, bytes_between, pred
 # Rows of a program at most, and how many of them would fill the backward evenly: neighbouring moments hold the same
 # values, so rows that are closer together say the same twice and only make the linear program slower.
 _MOMENTS, _MOMENTS_IN_BACKWARD = 30, 60
-_WHOLE = 1 - 1e-6  # less than that of a value is not kept
+WHOLE = 1 - 1e-6  # less than that of a value is not kept
 
 Floats = NDArray[np.float64]
 Row = tuple[Floats, float]  # coefficients, and the most that they may add up to
@@ -91,6 +91,7 @@ class Choices:
         self._place = {op: at for at, op in enumerate((*graph.forward, *graph.backward))}
         made = [(storage, size, op) for op in graph.forward for storage, size in graph.ops[op].makes]
         self._number = {storage: n for n, (storage, _, _) in enumerate(made)}
+        self.storages = tuple(self._number)
         self.maker = [op for _, _, op in made]
         self.made_at = np.array([self._place[op] for op in self.maker], dtype=np.int64)
         self.storage_bytes = np.array([size for _, size, _ in made], dtype=np.float64)
@@ -356,7 +357,7 @@ class Choices:
         them again, as the views that they are.
         """
         graph = self.graph
-        whole = chosen[self.keep] > _WHOLE
+        whole = chosen[self.keep] > WHOLE
         whole[0, list(self.storages_of(tuple(graph.kept)))] = True
         whole[0, list(self.storages_of(tuple(moved)))] = False
         order: list[int] = []
