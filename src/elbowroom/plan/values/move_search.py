@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from elbowroom.plan.values.choices import WHOLE, Choices, Floats, Lives, Predicted
+from elbowroom.plan.values.choices import WHOLE, Choices, Floats, Predicted
 from elbowroom.plan.values.moves import Moved, Placed, carriers, place
 from elbowroom.plan.values.traffic import Traffic
 from elbowroom.problem.platform import Platform
@@ -49,25 +49,35 @@ class MoveSearch:
         self._carriers = {n: op for n, op in numbered if op is not None and choices.move[n]}
         self._traffic = Traffic(choices, platform, self._carriers)
 
-    def programs(self, starts: Sequence[Predicted], room: int) -> Iterator[Moved]:
-        """All found, which fit; those of `starts` move nothing, and need not fit."""
-        if not self._carriers:
+    def programs(self, starts: Sequence[Predicted], room: int, enough_s: float = 0.0) -> Iterator[Moved]:
+        """All found, which fit; those of `starts` move nothing, and need not fit. One that takes no more than
+        `enough_s` is the last."""
+        if not self._carriers or not starts:
             return
-        best: _Made | None = None
-        for made in self._chosen(starts, room):
+        best: dict[bool, _Made] = {}  # by whether it is one of the starts
+
+        def learn(made: _Made, is_start: bool) -> Iterator[Moved]:
             if made.placed.found is not None:
                 yield made.placed.found
-                if best is None or made.time_s < best.time_s:
-                    best = made
-        if best is not None:
-            yield from self._bettered(best, starts[0].program.copies_parts, room)
+                if is_start not in best or made.time_s < best[is_start].time_s:
+                    best[is_start] = made
+
+        for start in starts:
+            chosen = self._choices.lives(*start).chosen
+            yield from learn(self._made(chosen, room, copies_parts=start.program.copies_parts), True)
+        for made in self._chosen(starts, room):
+            yield from learn(made, False)
+            if made.time_s <= enough_s:
+                return
+        for made in sorted(best.values(), key=lambda made: made.time_s):
+            yield from self._bettered(made, room, enough_s)
 
     def _chosen(self, starts: Sequence[Predicted], room: int) -> Iterator[_Made]:
-        copies_parts = starts[0].program.copies_parts
         everything = np.zeros(self._choices.count)
         everything[self._choices.keep[0]] = everything[self._choices.move] = 1.0
         everything[list(self._choices.ahead.values())] = 1.0
-        yield self._made(everything, room, copies_parts=copies_parts)
+        everything[0] = 0.0
+        yield self._made(everything, room, copies_parts=starts[0].program.copies_parts)
         for start in starts:
             yield from self._rounds(start, room)
 
@@ -77,45 +87,57 @@ class MoveSearch:
         lives = choices.lives(*start)
         moments: dict[int, None] = {}
         aim = float(room)
-        last: Lives | None = None
         for _ in range(_ROUNDS):
             moments |= dict.fromkeys(choices.highest(lives))
             asked = (self._traffic.chosen(lives, moments, each) for each in dict.fromkeys((aim, float(room))))
             chosen = next((found for found in asked if found is not None), None)
-            if chosen is None or (last is not None and np.array_equal(last.chosen, lives.chosen)):
+            if chosen is None:
                 return
-            made = self._made(chosen, room, copies_parts=copies_parts)
-            yield made
-            tight = made.placed.tight
-            last, lives = lives, choices.lives(*tight)
+            made = [
+                self._made(each, room, copies_parts=copies_parts)
+                for each in (self._whole(chosen, upwards=upwards) for upwards in (True, False))
+            ]
+            yield from made
+            tight = min(made, key=lambda each: (each.time_s, each.placed.tight.prediction.peak_bytes)).placed.tight
+            before, lives = lives, choices.lives(*tight)
+            if np.array_equal(before.chosen, lives.chosen):
+                return
             aim = min(float(room), aim + (room - tight.prediction.peak_bytes) / 2)
 
-    def _made(self, chosen: Floats, room: int, *, copies_parts: bool) -> _Made:
-        """What is neither kept as a whole nor computed again moves, even if a part of it was to stay."""
-        choices = self._choices
+    def _whole(self, chosen: Floats, *, upwards: bool) -> Floats:
+        """What is to move in part moves, or runs again if not `upwards`."""
+        choices, whole = self._choices, chosen.copy()
         keep, move = chosen[choices.keep[0]], chosen[choices.move]
-        moving = [n for n in self._carriers if move[n] > 1 - WHOLE and keep[n] + move[n] > WHOLE]
-        # Where the host has no room for all, those made first go: they have the most time.
+        moves = (move > 1 - WHOLE) & (keep + move > WHOLE) if upwards else move > WHOLE
+        whole[choices.move] = moves
+        whole[choices.keep[0]] = np.where(moves, 0.0, keep)
+        whole[0] = 0.0
+        return whole
+
+    def _made(self, chosen: Floats, room: int, *, copies_parts: bool) -> _Made:
+        """Where the host has no room for all that is to move, what is made first goes: it has the most time."""
+        choices = self._choices
         left = self.platform.host_bytes
         moved: set[int] = set()
-        for n in moving:
+        for n, value in self._carriers.items():
             size = int(choices.storage_bytes[n])
-            if left is None or size <= left:
-                moved.add(self._carriers[n])
+            if chosen[choices.move[n]] and (left is None or size <= left):
+                moved.add(value)
                 left = None if left is None else left - size
         program = choices.program(chosen, copies_parts=copies_parts, moved=frozenset(moved))
         return _Made(chosen, place(self.graph, program, moved, room, self.around, self.platform))
 
-    def _bettered(self, best: _Made, copies_parts: bool, room: int) -> Iterator[Moved]:
+    def _bettered(self, best: _Made, room: int, enough_s: float) -> Iterator[Moved]:
         """Values that run again move or stay instead; those that move stay, or run again; dearest first."""
         left = max(_FEWEST, _EFFORT // max(1, len(self.graph.ops)))
         tried: set[tuple[int, str]] = set()
-        while left:
+        while left and best.time_s > enough_s:
             change = next((each for each in self._changes(best) if each not in tried), None)
             if change is None:
                 return
             tried.add(change)
             left -= 1
+            copies_parts = best.placed.tight.program.copies_parts
             made = self._made(self._changed(best.chosen, *change), room, copies_parts=copies_parts)
             if made.placed.found is not None and made.time_s < best.time_s:
                 best = made

@@ -17,10 +17,10 @@ that run before a moment, and each of these is a variable for every such moment:
                    bytes in use, with what moves and has not gone yet or has come early ≤ room
                    Σ bytes of move[n] ≤ host memory
 
-What the link carries in some time: each direction no more than its rate; and where both run, no more than a mix of the
-time in which one runs alone and the time in which both do. In the forward nothing comes back, so there it is the rate
-to the host. A copy's latency counts as bytes that the link could have carried, at the moment at which a value is made
-or first read. In the backward, T contains the operators that run again, which are themselves chosen.
+What the link carries in some time: each direction no more than its rate; and where both run, no more than a mix of
+the time in which one runs alone and the time in which both do. In the forward nothing comes back, so there it is the
+rate to the host. A copy's latency counts as bytes that the link could have carried, at the moment at which a value is
+made or first read. In the backward, T contains the operators that run again, which are themselves chosen.
 
 When values live is read off a tight program (`moves.py`), in which what moves is gone at once and comes at the last
 moment. All this is an approximation, as the other rows are: bytes flow here, and a real value comes as a whole.
@@ -29,6 +29,7 @@ moment. All this is an approximation, as the other rows are: bytes flow here, an
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -105,7 +106,7 @@ class _Rows:
         self._tight = set(tight)
         self._first, self._last = lives.first[0], lives.last[0]
         ends = 0, self._turn, len(lives.bytes) - 1
-        even = [np.linspace(a, b, _EVENLY + 1).astype(int) for a, b in zip(ends, ends[1:], strict=False)]
+        even = [np.linspace(a, b, _EVENLY + 1).astype(int) for a, b in pairwise(ends)]
         self._moments = sorted({*tight, *np.concatenate(even).tolist()})
         numbers = choices.count + 4 * np.arange(len(self._moments))
         self._variables = [_Variables(n, n + 1, n + 2, n + 3) for n in numbers.tolist()]
