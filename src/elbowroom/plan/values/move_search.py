@@ -8,7 +8,7 @@ otherwise, as long as that makes the best program faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -63,6 +63,10 @@ class MoveSearch:
                     best[is_start] = made
 
         for start in starts:
+            moved = self._affordable(self._carriers)
+            placed = place(self.graph, start.program, moved, room, self.around, self.platform)
+            if placed.found is not None:  # as it is, with everything moving that has to give way
+                yield placed.found
             chosen = self._choices.lives(*start).chosen
             yield from learn(self._made(chosen, room, copies_parts=start.program.copies_parts), True)
         for made in self._chosen(starts, room):
@@ -115,17 +119,21 @@ class MoveSearch:
         return whole
 
     def _made(self, chosen: Floats, room: int, *, copies_parts: bool) -> _Made:
-        """Where the host has no room for all that is to move, what is made first goes: it has the most time."""
         choices = self._choices
-        left = self.platform.host_bytes
-        moved: set[int] = set()
-        for n, value in self._carriers.items():
-            size = int(choices.storage_bytes[n])
-            if chosen[choices.move[n]] and (left is None or size <= left):
-                moved.add(value)
-                left = None if left is None else left - size
+        moved = self._affordable(n for n in self._carriers if chosen[choices.move[n]])
         program = choices.program(chosen, copies_parts=copies_parts, moved=frozenset(moved))
         return _Made(chosen, place(self.graph, program, moved, room, self.around, self.platform))
+
+    def _affordable(self, storages: Iterable[int]) -> set[int]:
+        """Values for these storages. Where the host has no room for all, what is made first goes: it has time."""
+        left = self.platform.host_bytes
+        moved: set[int] = set()
+        for n in storages:
+            size = int(self._choices.storage_bytes[n])
+            if left is None or size <= left:
+                moved.add(self._carriers[n])
+                left = None if left is None else left - size
+        return moved
 
     def _bettered(self, best: _Made, room: int, enough_s: float) -> Iterator[Moved]:
         """Values that run again move or stay instead; those that move stay, or run again; dearest first."""
