@@ -1,6 +1,6 @@
 """What moving values to the host would gain, planned without a GPU: with no link, and with links of some rates.
 
-    python benchmarks/planned_moves.py [--models unet t5-base …] [--kernels inductor] [--shares 0.5 0.35] [--json FILE]
+    python benchmarks/planned_moves.py [--models unet …] [--kernels inductor] [--shares 0.5 0.35] [--json FILE]
     python benchmarks/planned_moves.py --tiny
 
 Models are traced and their times estimated as in `planned.py`. The links are those of an H200, which carries 55 GB/s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations, pairwise, product
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import event, given, settings
@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from elbowroom.plan.values.choices import Choices
 from elbowroom.plan.values.least import Least
 from elbowroom.problem import Platform
-from elbowroom.step.operations import Await, Offload, Prefetch, Release, Run
-from elbowroom.step.program import make_program, reads_of
+from elbowroom.step.program import make_program
 from elbowroom.step.referee import Surroundings, predict
 from elbowroom.step.timeline import time_line
+from exhaustive_moves import chain, every_program, the_fastest, with_moves
 from moving import may_move, moving
-from stepgraphs import Step, every_single_recomputation, graph_of, graphs, orders, surroundings
+from stepgraphs import graphs, orders, surroundings
 
 RATES = st.sampled_from((0.3, 1.0, 2.5, 40.0))
 
@@ -29,7 +29,7 @@ def platforms(draw) -> Platform:
 
 
 @given(st.data(), graphs(10), surroundings(), platforms())
-@settings(max_examples=200)
+@settings(max_examples=120)
 def test_no_program_that_moves_is_faster_than_the_least(data, graph, around, platform):
     program = data.draw(moving(graph, make_program(graph, data.draw(orders(graph)))))
     line = time_line(graph, program, around, platform)
@@ -41,7 +41,7 @@ def test_no_program_that_moves_is_faster_than_the_least(data, graph, around, pla
 
 
 @given(graphs(), surroundings(), platforms(), st.floats(0.0, 1.0))
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_the_least_falls_with_the_room_and_the_host_and_lies_below_that_without_a_link(graph, around, link, share):
     peak = predict(graph, make_program(graph, graph.backward), around).peak_bytes
     rooms = range(0, peak + 1, max(1, peak // 5))
@@ -54,7 +54,7 @@ def test_the_least_falls_with_the_room_and_the_host_and_lies_below_that_without_
 
 
 @given(graphs(), surroundings())
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_without_memory_on_the_host_or_with_no_link_worth_the_name_it_is_the_bound_without(graph, around):
     peak = predict(graph, make_program(graph, graph.backward), around).peak_bytes
     without = Choices(graph, around)
@@ -67,58 +67,6 @@ def test_without_memory_on_the_host_or_with_no_link_worth_the_name_it_is_the_bou
 
 
 # --- every program of small graphs ---------------------------------------------------------------------------
-
-
-def chain(*layers: tuple[int, int]):
-    """Layers of some bytes and seconds, each of whose backwards reads what went into it, and takes twice as long."""
-    steps = [
-        Step("plain", (1,), (size, 1), time, 2 * time, 0, False, False, False, False, True, False)
-        for size, time in layers
-    ]
-    return graph_of(steps, inputs=(True, False, False))
-
-
-def every_program(graph):
-    """Every set of values kept, others computed again once, and of those kept every set that moves, with copies that
-    begin and end at every place there is for the first of these and as early and late as can be for others."""
-    for order in every_single_recomputation(graph):
-        program = make_program(graph, order)
-        may = may_move(graph, program)
-        for size in range(min(len(may), 3) + 1):
-            for moved in combinations(may, size):
-                yield from with_moves(graph, program, moved)
-
-
-def with_moves(graph, program, moved):
-    """Each where the moves of each value take all places, or two of them where several values move."""
-    places = [places_of(graph, program, value, every=len(moved) == 1) for value in moved]
-    for chosen in product(*places):
-        gaps = {}
-        for value, (begin, give, ask, wait) in zip(moved, chosen, strict=True):
-            gaps.setdefault(("forward", begin), []).append(Offload(value))
-            gaps.setdefault(("forward", give), []).append(Release(value))
-            gaps.setdefault(("backward", ask), []).append(Prefetch(value))
-            gaps.setdefault(("backward", wait), []).append(Await(value))
-        halves = {}
-        for half in ("forward", "backward"):
-            operations = [*getattr(program, half), None]
-            halves[half] = tuple(
-                each for n, run in enumerate(operations) for each in (*gaps.get((half, n), ()), run) if each
-            )
-        saved = tuple(op for op in program.saved if op not in moved)
-        yield replace(program, **halves, saved=saved)
-
-
-def places_of(graph, program, value, *, every):
-    forward, backward = program.forward, program.backward
-    made = next(n for n, run in enumerate(forward) if run.op == value) + 1
-    last = max([made, *(n + 1 for n, run in enumerate(forward) if value in reads_of(graph, run))])
-    first = next(n for n, run in enumerate(backward) if isinstance(run, Run) and value in reads_of(graph, run))
-    gives = range(last, len(forward) + 1) if every else {last, len(forward)}
-    asks = range(first + 1) if every else {0, first // 2, first}
-    for give in gives:
-        for begin in range(made, give + 1) if every else [last if give >= last else made]:
-            yield from ((begin, give, ask, first) for ask in asks)
 
 
 LINKS = (
@@ -163,14 +111,3 @@ def test_where_nothing_may_run_again_the_least_is_reached(link, slower):
     out, back = (link.seconds_per_copy + 8 / rate for rate in (link.rate_to_host, link.rate_from_host))
     assert least_s == pytest.approx(max(3, 1 + out) + max(6, back + 4))
     assert fastest[most - 8] == pytest.approx(least_s)
-
-
-def the_fastest(programs, graph, around, link):
-    """By peak, the time of the fastest program that the host has room for."""
-    fastest: dict[int, float] = {}
-    for program in programs:
-        held = sum(graph.value_bytes(each.value) for each in program.moves if isinstance(each, Offload))
-        if link.host_bytes is None or held <= link.host_bytes:
-            line = time_line(graph, program, around, link)
-            fastest[line.peak_bytes] = min(line.time, fastest.get(line.peak_bytes, float("inf")))
-    return fastest

@@ -38,7 +38,7 @@ def chosen_moves(draw):
 
 
 @given(chosen_moves(), platforms(), st.floats(0.5, 1.1))
-@settings(max_examples=200)
+@settings(max_examples=120)
 def test_programs_with_moves_run_right_and_fit(chosen, platform, share):
     graph, around, program, moved = chosen
     room = int(share * predict(graph, program, around).peak_bytes)
