@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from elbowroom.plan.files import FORMAT, region_from_json, region_to_json
 from elbowroom.plan.planner import Planner
+from elbowroom.plan.regions import region_plan
 from elbowroom.plan.values.moves import carriers, needs, tight
 from elbowroom.problem import Platform
 from elbowroom.step.operations import Offload, Prefetch, Release
@@ -137,3 +141,24 @@ def test_a_recording_is_planned_without_moves():
 
     assert planner.best(room).program.moves
     assert not planner.best_sized(room, size_of).program.moves
+
+
+def test_a_graph_without_a_backward_moves_nothing():
+    frozen = Step("plain", (1,), (2, 2), 1, 1, 0, False, False, False, False, True, False)
+    graph = graph_of([frozen] * 3, inputs=(False, False, False))
+    planner = Planner(graph, Surroundings(), platform=Platform(bandwidth=4.0))
+    peak = planner.everything.prediction.peak_bytes
+    assert planner.best(peak) is planner.everything
+    assert planner.best(peak - 1) is None
+
+
+def test_a_plan_that_moves_is_kept_in_a_file_as_it_is():
+    """With the time that it takes with its waiting; whoever runs it says that it cannot."""
+    graph = layers(12)
+    planner = Planner(graph, Surroundings(), platform=Platform(bandwidth=0.25))
+    plan = planner.best(planner.least.prediction.peak_bytes - 1)
+    assert plan.waits_s > 0
+    region = region_plan(planner, plan, "x")
+    assert region.time_s == plan.time_s > plan.prediction.time_s
+    again = region_from_json(json.loads(json.dumps(region_to_json(region))), FORMAT, "region")
+    assert again.program == plan.program
