@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import count
 
+from elbowroom.problem import Platform
 from elbowroom.step.graph import StepGraph
 from elbowroom.step.operations import Await, Move, Offload, Prefetch, Release, Run
 from elbowroom.step.program import Program
@@ -54,9 +55,11 @@ def run(graph: StepGraph, program: Program, around: Surroundings = NOTHING_AROUN
     return machine.account
 
 
-def check(graph: StepGraph, program: Program, around: Surroundings = NOTHING_AROUND) -> Prediction:
+def check(
+    graph: StepGraph, program: Program, around: Surroundings = NOTHING_AROUND, platform: Platform | None = None
+) -> Prediction:
     """The prediction of a program that runs right and takes exactly the bytes predicted, moment by moment."""
-    account, prediction = run(graph, program, around), predict(graph, program, around)
+    account, prediction = run(graph, program, around), predict(graph, program, around, platform)
     assert list(prediction.forward_bytes) == account.forward_bytes
     assert list(prediction.backward_bytes) == account.backward_bytes
     assert prediction.between_bytes == account.between_bytes

@@ -58,6 +58,21 @@ def test_plans_of_whole_models_are_compared_without_running_them(tmp_path):
     assert "Value by value, plans are" in done.stdout
 
 
+def test_what_moving_would_gain_is_planned_without_running(tmp_path):
+    pytest.importorskip("torch")
+    numbers = tmp_path / "moves.json"
+    options = ["--tiny", "--models", "tiny-unet", "--kernels", "torch", "--shares", "0.5", "--json", numbers]
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "planned_moves.py", *options], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    fast, slow = json.loads(numbers.read_text())
+    assert fast["moving_least"] <= fast["moving"] < slow["moving"] < slow["without"]
+    assert slow["moving_least"] <= slow["moving"]
+    assert slow["without"] == fast["without"] >= fast["without_least"] >= fast["moving_least"]
+    assert fast["host_bytes"] > slow["host_bytes"] > 0
+
+
 def test_operators_are_compared_with_what_the_profiler_saw():
     pytest.importorskip("torch")
     done = subprocess.run(

@@ -25,6 +25,11 @@ JARGON = re.compile(
             "persistent, 9 stages, once account, parts of gradients apart, then value by value",
             "computed again stage by stage, 9 stages, then adjusted tensor by tensor",
         ),
+        (
+            "persistent, 9 stages, full account, then value by value, with moves",
+            "computed again stage by stage, 9 stages, then adjusted tensor by tensor, and tensors moved to the host "
+            "and back",
+        ),
         ("stage by stage, persistent", "computed again stage by stage, stages as they are"),
         ("stage by stage, store-all", "everything is saved"),
         ("of a file that was made elsewhere", "of a file that was made elsewhere"),
@@ -49,6 +54,15 @@ def test_methods(method, words):
             "possible",
             "the fastest of 5 ways that were tried; no other fits; cut between layers only, it would not fit; this "
             "one is at most 0.0% slower than any plan within this budget can be",
+        ),
+        (
+            "fastest of 2 ways to cut; no other fits, without moves it does not fit",
+            "the fastest of 2 ways that were tried; no other fits; with nothing on the host, it would not fit",
+        ),
+        (
+            "fastest of 2 ways to cut; no other fits, without moves +4.1%",
+            "the fastest of 2 ways that were tried; no other fits; with nothing on the host, it would take 4.1% "
+            "longer",
         ),
         (
             "fastest of 2 ways to cut; next best +0.0%",

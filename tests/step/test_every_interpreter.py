@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elbowroom.errors import ElbowroomError
-from elbowroom.plan.values.choices import Choices
 from elbowroom.problem import Platform
 from elbowroom.step.operations import Await, Offload, Prefetch, Release
 from elbowroom.step.pool import pool_bytes
@@ -49,9 +48,6 @@ def test_others_say_that_they_cannot_yet(fused):
     graph = captured.graph
     program = make_program(graph, graph.backward)
     program = moved(graph, program, may_move(graph, program)[0])
-    prediction = predict(graph, program, platform=LINK)
-    with pytest.raises(ElbowroomError, match="the linear program cannot offload values yet"):
-        Choices(graph, Surroundings()).lives(program, prediction)
     if not fused:
         with pytest.raises(ElbowroomError, match="PyTorch's kernels cannot offload values yet"):
             emit(captured, program)

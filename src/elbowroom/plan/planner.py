@@ -6,6 +6,10 @@ is a dial, not the truth: the planner turns it, translates each schedule into a 
 program exactly, and keeps the fastest one that fits. Several readings of the graph as a chain are tried
 (`plan/readings.py`).
 
+Where there is a link to the host, values may also move there and back. Programs that do are looked for beside those
+that do not, and the faster one is taken; nothing that executes programs can move values yet, so whoever runs plans
+asks for none.
+
 Everybody who plans a graph does it with a `Planner`: sessions, the compile backend, benchmarks. What it has found so
 far is offered as data, the `frontier`.
 """
@@ -21,8 +25,11 @@ from elbowroom.plan.stages.staging import Account
 from elbowroom.plan.stages.structure import Structure, structure_of
 from elbowroom.plan.stages.translate import order_of
 from elbowroom.plan.values.choices import Predicted
+from elbowroom.plan.values.least import Least
+from elbowroom.plan.values.move_search import MoveSearch
 from elbowroom.plan.values.search import Refiner
-from elbowroom.plan.words import BY_VALUE
+from elbowroom.plan.words import BY_VALUE, MOVED
+from elbowroom.problem.platform import Platform
 from elbowroom.progress import Progress
 from elbowroom.schedule import Operation, simulate
 from elbowroom.solve.persistent import Sweep
@@ -49,7 +56,7 @@ _TRIES = 60  # values considered for keeping after all: each costs one play of t
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A program, what it takes, where it came from, and why it was chosen."""
+    """A program, what it takes, where it came from, and why it was chosen. It waits for the link for `waits_s`."""
 
     program: Program
     prediction: Prediction
@@ -57,6 +64,12 @@ class Planned:
     recorded: bool = False  # replayed as CUDA graphs rather than launched
     why: str = ""
     measured_peak_bytes: int | None = None  # where it was run on trial; what was predicted stays beside it
+    waits_s: float = 0.0
+
+    @property
+    def time_s(self) -> float:
+        """As predicted: the operators' time, and the waiting for the link."""
+        return self.prediction.time_s + self.waits_s
 
     @property
     def predicted(self) -> Predicted:
@@ -80,6 +93,8 @@ class Point:
 class Planner:
     """Plans one captured graph; asked for several budgets, it cuts and counts only once.
 
+    With the link of a `platform` and its host memory, values may move to the host and back.
+
     For comparison only: `as_chain` plans as tools for chains do, cut where one value crosses and nowhere else, and
     with `whole_stages` every stage is saved whole or not at all.
     """
@@ -89,11 +104,13 @@ class Planner:
         graph: StepGraph,
         around: Surroundings,
         *,
+        platform: Platform | None = None,
         as_chain: bool = False,
         whole_stages: bool = False,
     ) -> None:
         self.graph = graph
         self.around = around
+        self.platform = platform if platform is not None and platform.has_link and not as_chain else None
         self.as_chain = as_chain
         program = make_program(graph, graph.backward, copies_parts=False)
         why = "it fits, and nothing runs again"
@@ -102,6 +119,8 @@ class Planner:
         self._known = [self.everything]  # every program found that none beats in both time and peak
         self._made = [self.everything]  # every program found
         self._refined: set[int] = set()  # rooms for which that was improved value by value
+        self._moving: list[Planned] = []  # programs found that move values
+        self._moved: set[int] = set()  # rooms for which those were looked for
         self._lowest: set[Reading] = set()  # readings whose lowest schedule is among what is known
         self._translated: dict[tuple[int, tuple[Operation, ...]], Planned] = {}  # by cut and schedule
         self._predictions: dict[Reading, list[Prediction]] = {}  # of the programs of each reading
@@ -116,6 +135,20 @@ class Planner:
 
         Without `refine` it is not improved value by value, which takes as long as the rest.
         """
+        best = self._best_still(room, refine=refine, report=report)
+        if self.platform is None or best is self.everything or not refine:
+            return best
+        if room not in self._moved:
+            self._moved.add(room)
+            self._move(best, room)
+        moving = self._fastest_of(self._moving, room)
+        if moving is None or (best is not None and moving.time_s >= best.time_s):
+            return best
+        without = "without moves it does not fit" if best is None else f"without moves {_longer(best.time_s, moving)}"
+        return replace(moving, why=f"{self._reason(moving, room)}, {without}")
+
+    def _best_still(self, room: int, *, refine: bool = True, report: Progress = lambda part: None) -> Planned | None:
+        """The fastest program found that moves nothing."""
         if self.everything.prediction.peak_bytes <= room:
             return self.everything
         count = len(self._readings)
@@ -136,6 +169,8 @@ class Planner:
     def best_sized(self, room: int, size_of: Callable[[Program], int]) -> Planned | None:
         """The fastest program found that takes no more than `room` as `size_of` counts; None if there is none.
 
+        It moves nothing: who counts otherwise plans a recording, and those cannot move values.
+
         By that count a program takes its peak or more. How much more differs from one to the next, and a smaller one
         may well take more: so many are counted, those that were made for less room, too.
         """
@@ -143,7 +178,7 @@ class Planner:
         def fits(program: Program, prediction: Prediction) -> bool:
             return prediction.peak_bytes <= room and size_of(program) <= room
 
-        unsized = self.best(room)
+        unsized = self._best_still(room)
         if unsized is None or fits(unsized.program, unsized.prediction):
             return unsized
         dropped = None
@@ -152,7 +187,7 @@ class Planner:
         if dropped:
             self._learn(Planned(*dropped, _by_value(unsized.method)))
         for share in () if dropped else _LOWER_SHARES:
-            lower = self.best(int(share * room))
+            lower = self._best_still(int(share * room))
             if lower is None or fits(lower.program, lower.prediction):
                 break
         in_time = sorted(self._made, key=lambda plan: plan.prediction.time_s)
@@ -185,9 +220,12 @@ class Planner:
 
         Asking for more budgets adds to it. Pipelines multiply the saved bytes by the steps that are under way.
         """
-        known = sorted(self._known, key=lambda plan: plan.prediction.time_s)
+        known: list[Planned] = []
+        for plan in (*self._known, *self._moving):
+            known = _unbeaten(known, plan)
         return tuple(
-            Point(plan.prediction.time_s, plan.prediction.peak_bytes, plan.prediction.saved_bytes) for plan in known
+            Point(plan.time_s, plan.prediction.peak_bytes, plan.prediction.saved_bytes)
+            for plan in sorted(known, key=lambda plan: plan.time_s)
         )
 
     def _reason(self, plan: Planned, room: int) -> str:
@@ -209,14 +247,21 @@ class Planner:
             said.append("as a chain it does not fit")
         elif min(chains) > fitting[0]:
             said.append(f"as a chain {_longer(min(chains), plan)}")
-        least_s = self._refiner.least_s(room)
-        gap = max(0.0, plan.prediction.time_s / least_s - 1) if least_s else 0.0
+        least_s = self.least_s(room)
+        gap = max(0.0, plan.time_s / least_s - 1) if least_s else 0.0
         said.append(f"at most {gap:.1%} above the least possible")
         return f"fastest of {len(times)} ways to cut; {', '.join(said)}"
 
+    def least_s(self, room: int) -> float:
+        """Seconds that any program within the room takes, at the least; with a link, those that move values, too."""
+        return self._refiner.least_s(room) if self._least is None else self._least.seconds(room)
+
     def _fastest(self, room: int) -> Planned | None:
-        fitting = [plan for plan in self._known if _fits(plan.prediction, room)]
-        return min(fitting, key=lambda plan: plan.prediction.time_s, default=None)
+        return self._fastest_of(self._known, room)
+
+    def _fastest_of(self, plans: Iterable[Planned], room: int) -> Planned | None:
+        fitting = [plan for plan in plans if _fits(plan.prediction, room)]
+        return min(fitting, key=lambda plan: plan.time_s, default=None)
 
     def _turn(self, reading: Reading, room: int) -> None:
         """Find programs for budgets around the largest that fits when predicted exactly: a bisection."""
@@ -253,11 +298,7 @@ class Planner:
 
     def _learn(self, plan: Planned) -> None:
         self._made.append(plan)
-        time, peak = plan.prediction.time_s, plan.prediction.peak_bytes
-        if any(k.prediction.time_s <= time and k.prediction.peak_bytes <= peak for k in self._known):
-            return
-        beaten = [k for k in self._known if k.prediction.time_s >= time and k.prediction.peak_bytes >= peak]
-        self._known = [k for k in self._known if k not in beaten] + [plan]
+        self._known = _unbeaten(self._known, plan)
 
     @cached_property
     def _readings(self) -> Readings:
@@ -268,6 +309,25 @@ class Planner:
     @cached_property
     def _refiner(self) -> Refiner:
         return Refiner(self.graph, self.around)
+
+    @cached_property
+    def _least(self) -> Least | None:
+        return None if self.platform is None else Least(self.graph, self.around, self.platform)
+
+    @cached_property
+    def _move_search(self) -> MoveSearch:
+        assert self.platform is not None
+        return MoveSearch(self.graph, self.around, self.platform)
+
+    def _move(self, best: Planned | None, room: int) -> None:
+        """Look for programs that move values, beginning with the best that does not; they should gain something."""
+        start = self.least if best is None else best
+        enough_s = float("inf") if best is None else (1 - _WORTH) * best.time_s
+        starts = [self.everything.predicted, start.predicted]
+        for found in self._move_search.programs(starts, room, self.least_s(room)):
+            if found.program.moves and found.time_s < enough_s:
+                plan = Planned(found.program, found.prediction, start.method + MOVED, waits_s=found.waits_s)
+                self._moving = _unbeaten(self._moving, plan)
 
     def _refine(self, plan: Planned, room: int) -> None:
         """Choose value by value, beginning with a plan; one that gains little is not worth its irregularity."""
@@ -310,12 +370,20 @@ def _least_time(found: Iterable[Prediction], room: int) -> float | None:
     return min((prediction.time_s for prediction in found if _fits(prediction, room)), default=None)
 
 
+def _unbeaten(plans: list[Planned], plan: Planned) -> list[Planned]:
+    """These and another, without those that another one beats in both time and peak."""
+    time, peak = plan.time_s, plan.prediction.peak_bytes
+    if any(known.time_s <= time and known.prediction.peak_bytes <= peak for known in plans):
+        return plans
+    return [known for known in plans if known.time_s < time or known.prediction.peak_bytes < peak] + [plan]
+
+
 def _fits(prediction: Prediction, room: int) -> bool:
     return prediction.peak_bytes <= room
 
 
 def _longer(time: float, plan: Planned) -> str:
-    own = plan.prediction.time_s
+    own = plan.time_s
     return f"{(time / own - 1 if own else 0.0):+.1%}"
 
 

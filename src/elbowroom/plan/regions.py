@@ -73,7 +73,7 @@ def region_plan(planner: Planner, planned: Planned, fingerprint: str) -> RegionP
         program=planned.program,
         predicted_peak_bytes=prediction.peak_bytes,
         saved_bytes=prediction.saved_bytes,
-        time_s=prediction.time_s,
+        time_s=planned.time_s,
         plain_peak_bytes=plain.peak_bytes,
         plain_saved_bytes=plain.saved_bytes,
         plain_time_s=plain.time_s,

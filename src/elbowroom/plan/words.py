@@ -12,6 +12,7 @@ from functools import partial
 from elbowroom.units import format_bytes
 
 BY_VALUE = ", then value by value"
+MOVED = ", with moves"
 _STAGES = re.compile(r"persistent, (\d+) stages( where one value crosses)?, \w+ account(, parts of gradients apart)?")
 _SLOWER = r"([+-])([\d.]+%)"
 # What a plan's reason may say, and what it means. A pattern's two groups, if it has them, are a sign and a share.
@@ -31,12 +32,16 @@ _REASONS = (
         "the fastest whose CUDA graphs fit, whose memory has gaps between values",
     ),
     (rf"without gaps {_SLOWER}", "without gaps, one would take {}"),
+    (r", without moves it does not fit", "; with nothing on the host, it would not fit"),
+    (rf", without moves {_SLOWER}", "; with nothing on the host, it would take {}"),
 )
 _RESIDENT = {"optimizer": "optimizer state", "other": "whatever else is allocated there"}
 
 
 def method_in_words(method: str) -> str:
     """How a plan was made: `persistent, 12 stages, full account` → `computed again stage by stage, 12 stages`."""
+    if method.endswith(MOVED):
+        return f"{method_in_words(method.removesuffix(MOVED))}, and tensors moved to the host and back"
     if method.endswith(BY_VALUE):
         return f"{method_in_words(method.removesuffix(BY_VALUE))}, then adjusted tensor by tensor"
     if found := _STAGES.fullmatch(method):

@@ -25,7 +25,7 @@ def time_line(
     """
     around = around or Surroundings()
     prediction = predict(graph, program, around, platform)
-    player = _Player(graph, platform or Platform())
+    player = Player(graph, platform or Platform())
     for operation, level in zip(program.forward, prediction.forward_bytes, strict=True):
         player.perform(operation, level)
     player.add(0.0, prediction.between_bytes)
@@ -34,7 +34,9 @@ def time_line(
     return player.finish(prediction.peak_bytes)
 
 
-class _Player:
+class Player:
+    """Performs operations one after the other, from the moment 0 on. Who makes programs with moves asks it, too."""
+
     def __init__(self, graph: StepGraph, platform: Platform) -> None:
         self.graph = graph
         self.link = Link(platform, ended=self._copied) if platform.has_link else None
@@ -73,6 +75,12 @@ class _Player:
             self.link.advance(event)
         spans = sorted(self.spans, key=lambda span: (span.start, span.operation))
         return TimeLine(tuple(spans), peak_bytes, max((span.end for span in spans), default=0.0))
+
+    def has_arrived(self, value: int, direction: Direction) -> bool:
+        """Whether the latest copy of a value in this direction has ended by now."""
+        assert self.link is not None
+        self.link.advance(self.now)
+        return self._latest[direction, value].done
 
     def _arrival(self, copy: Transfer) -> float:
         """When a copy has ended. What is asked for later does not change what happens before."""

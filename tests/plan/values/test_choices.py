@@ -44,7 +44,7 @@ def test_with_room_for_everything_the_least_is_plain_execution(graph, around):
     found = Choices(graph, around)
     least_s = found.least_s(plain.peak_bytes)
     assert least_s <= plain.time_s * (1 + 1e-9)
-    if not found._ahead:
+    if not found.ahead:
         assert least_s == pytest.approx(plain.time_s)
 
 
