@@ -49,9 +49,8 @@ def _steps(chain, budget, price_of, position, values):
         if not has(at - 1):
             continue
         known = {value for value in values if value[1] == at}
-        if not known:
-            if stored + stage.output_bytes + stage.forward_overhead_bytes <= budget:
-                yield stage.forward_time, (position, values | {("plain", at, 0, True)})
+        if not known and stored + stage.output_bytes + stage.forward_overhead_bytes <= budget:
+            yield stage.forward_time, (position, values | {("plain", at, 0, True)})
         if at not in saved and all(value[3] for value in known):
             for number, way in enumerate(stage.ways):
                 if stored + way.saved_bytes + way.forward_overhead_bytes <= budget:

@@ -11,8 +11,9 @@ the end, moves are given up without which the schedule still fits and is faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, product
 from math import inf
 from typing import final
@@ -21,8 +22,7 @@ from elbowroom.problem import Chain, Problem
 from elbowroom.schedule import Simulation, simulate
 from elbowroom.schedule.simulation import total
 from elbowroom.solve.floating import Floating, affords
-from elbowroom.solve.method import Found, Method, Options, Status
-from elbowroom.solve.offload.limits import SavedChain
+from elbowroom.solve.method import NO_LINK, Found, Method, Options, Status
 from elbowroom.solve.offload.offload_best import OffloadBest
 from elbowroom.solve.offload.placing import place
 from elbowroom.solve.offload.pofo import Pofo
@@ -59,8 +59,7 @@ class Combined(Method):
 
     def least_budget(self, problem: Problem, options: Options) -> int:
         assert isinstance(problem, Chain)
-        own = (budget for budget, _ in _Search(problem, options).at_least())
-        return min(*own, *(method.least_budget(problem, options) for method in _OTHERS))
+        return min(least for least, _ in _Search(problem, options).beginnings())
 
     def find(self, problem: Problem, budget: int, options: Options) -> Found:
         assert isinstance(problem, Chain)
@@ -78,32 +77,26 @@ class _Search:
     def __init__(self, chain: Chain, options: Options) -> None:
         self.chain, self.options, self.platform = chain, options, options.platform
         self.remat: Method = Floating() if affords(len(chain), options.slots or CUSTOMARY) else Persistent()
-        self.saved = SavedChain.own(chain)
         # No schedule takes less than everything once.
         self.computing = total(min(way.forward_time + way.backward_time for way in s.ways) for s in chain.stages)
         self.best: Simulation | None = None
         self.chosen: Chosen | None = None
         self.found_by = ""
 
-    def at_least(self) -> Iterator[tuple[int, str]]:
-        """Budgets from which on there is a schedule, and whose it is."""
-        yield self.saved.peak_bytes, "all stays"
-        yield self.saved.least_bytes(self.platform), "all moves"
-        yield self.remat.least_budget(self.chain, self.options), self.remat.name
+    def beginnings(self) -> Iterator[tuple[int, Callable[[int], object]]]:
+        """Budgets from which on there is a schedule, and what finds it within any such budget."""
+        for method in (*_OTHERS, self.remat):
+            yield method.least_budget(self.chain, self.options), partial(self._try_method, method)
         table = LeastTable(self.chain, self.platform)
         chosen = table.chosen(table.least_bytes)
         # With little room on the host this may be too much to move.
         if place(self.chain, chosen.computing, chosen.moves, table.least_bytes, self.platform) is not None:
-            yield table.least_bytes, "least"
+            yield table.least_bytes, partial(self._try, "least", chosen)
 
     def run(self, budget: int) -> None:
-        for least, name in self.at_least():
+        for least, begin in self.beginnings():
             if budget >= least and not self._perfect:
-                self._try_simplest(name, least, budget)
-        for method in _OTHERS:
-            if not self._perfect and budget >= method.least_budget(self.chain, self.options):
-                found = method.find(self.chain, budget, replace(self.options, progress=lambda part: None))
-                self._note(method.name, simulate(self.chain, found.schedule, budget=budget, platform=self.platform))
+                begin(budget)
         self._try_prices(budget)
         self._give_up_moves(budget)
 
@@ -111,16 +104,10 @@ class _Search:
     def _perfect(self) -> bool:
         return self.best is not None and self.best.time <= self.computing * (1 + _NOTHING)
 
-    def _try_simplest(self, name: str, least: int, budget: int) -> None:
-        if name == self.remat.name:
-            found = self.remat.find(self.chain, budget, replace(self.options, progress=lambda part: None))
-            self._note(name, simulate(self.chain, found.schedule))
-        elif name == "all stays":
-            self._note(name, self.saved.offloading((), budget, self.platform))
-        elif name == "all moves":
-            self._note(name, self.saved.eager(budget, self.platform))
-        else:
-            self._try(name, LeastTable(self.chain, self.platform).chosen(least), budget)
+    def _try_method(self, method: Method, budget: int) -> None:
+        found = method.find(self.chain, budget, replace(self.options, progress=lambda part: None))
+        platform = self.platform if method.needs_link else NO_LINK
+        self._note(method.name, simulate(self.chain, found.schedule, budget=budget, platform=platform))
 
     def _note(self, name: str, found: Simulation | None, chosen: Chosen | None = None) -> float:
         if found is None:
