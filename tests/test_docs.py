@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import shlex
@@ -13,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+GUIDE = (ROOT / "docs" / "choosing-a-solver.md").read_text()
 USING_FIT = (ROOT / "docs" / "using-fit.md").read_text()
 
 
@@ -79,6 +81,44 @@ def test_the_commands_of_the_readme_run(elbowroom, folder):
         assert (outcome.status, outcome.err) == (0, saved), command
 
 
+def test_the_commands_of_the_guide_to_methods_run(elbowroom, folder):
+    commands = [line for block in blocks(GUIDE, "") for line in block.splitlines() if line.startswith("elbowroom ")]
+    assert commands
+    for command in commands:
+        outcome = elbowroom(*shlex.split(command)[1:])
+        assert (outcome.status, outcome.err) == (0, ""), command
+
+
+def test_the_figures_of_the_guide_are_what_methods_find():
+    """The example within 220 bytes, over three links; and the least budgets of all methods for it."""
+    from elbowroom.problem import Platform, problem_from_json
+    from elbowroom.solve import METHODS, Options, solve
+
+    text = json.loads((ROOT / "examples" / "offload.json").read_text())
+    link = Platform(bandwidth=text.pop("bandwidth"))
+    chain = problem_from_json(text)
+    everything = solve(chain, None, "store-all")
+    assert f"takes {everything.peak_bytes} bytes and {everything.time:.1f} seconds" in GUIDE
+    found = re.findall(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", GUIDE, flags=re.MULTILINE)
+    assert len(found) == 3
+    for rate, *times in found:
+        for name, time in zip(("floating", "offload-best", "combined"), times, strict=True):
+            result = solve(chain, 220, name, platform=Platform(bandwidth=float(rate)))
+            assert f"{result.time:.1f}" == time, (rate, name)
+    least = {
+        name: METHODS[name].least_budget(chain, Options(platform=link))
+        for name in METHODS
+        if "chain" in METHODS[name].kinds
+    }
+    rows = re.findall(
+        r"^\| (.*) \| .* \| (\d+)(?: \(.*\))? \|$", GUIDE.partition("**Least budgets.**")[2], flags=re.MULTILINE
+    )
+    told = {name: int(bytes_) for names, bytes_ in rows for name in re.findall(r"`([\w-]+)`", names)}
+    assert told == {name: least[name] for name in told}
+    only = {name for name in METHODS if METHODS[name].needs_link} - set(told)
+    assert {least[name] for name in only} == {188}
+
+
 def test_every_link_leads_somewhere():
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
@@ -94,5 +134,4 @@ def test_every_design_note_is_in_their_list():
 def test_every_method_is_in_the_guide():
     from elbowroom.solve import METHODS
 
-    guide = (ROOT / "docs" / "choosing-a-solver.md").read_text()
-    assert [name for name in METHODS if f"`{name}`" not in guide] == []
+    assert [name for name in METHODS if f"`{name}`" not in GUIDE] == []

@@ -61,7 +61,11 @@ def test_list(elbowroom):
     assert methods["join"] == ["join"]
     expected = "auto store-all sequential sqrt revolve persistent floating least-peak least-peak-quadratic"
     graphs = "lower-sets lower-sets-approx lower-sets-memory lower-sets-approx-memory lower-sets-chain chen acg milp"
-    assert set(methods) == {*expected.split(), *graphs.split(), "checkpoint-sum", "join", "equiv-chain", "towers"}
+    alone = "offload-greedy offload-dynprog offload-dynprog-simple vdnn tflms autoswap offload-best offload-milp"
+    moving = {*alone.split(), "pofo", "autocapper", "opportunist", "combined"}
+    others = {"checkpoint-sum", "join", "equiv-chain", "towers"}
+    assert set(methods) == {*expected.split(), *graphs.split(), *moving, *others}
+    assert all(methods[name] == ["chain"] for name in moving)
     assert "persistent" in elbowroom("solve", "--list").out
 
 
