@@ -100,11 +100,6 @@ def round_off(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def chains_there() -> ChainFile:
-    """The measured chains, or else the estimated ones."""
-    return ChainFile.load(MEASURED if MEASURED.exists() else ESTIMATED)
-
-
 def seconds_of(chain: Chain) -> float:
     """The time without recomputation and without waiting."""
     return sum(stage.forward_time + stage.backward_time for stage in chain.stages)

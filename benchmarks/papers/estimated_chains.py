@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
-from vision_networks import BUILDERS, CHAPTER_2, Setting
+from vision_networks import BUILDERS
+from vision_settings import CHAPTER_2, Setting
 
 from elbowroom.devices import Machine
 

@@ -28,7 +28,8 @@ import torch
 from chain_files import MEASURED, ChainFile, StageRow
 from estimated_chains import name_of, size_of
 from torch import Tensor, nn
-from vision_networks import BUILDERS, CHAPTER_2, TINY, Setting
+from vision_networks import BUILDERS
+from vision_settings import CHAPTER_2, TINY, Setting
 
 QUEUED_CYCLES = 3e7  # the device sleeps so long (some 15 ms) while the host fills its queue
 COPY_BYTES = 2**28
