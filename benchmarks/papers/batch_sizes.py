@@ -42,7 +42,9 @@ TIMES = (0.5, 1, 1.5, 2, 3, 4)
 PLAIN, CHEN, OURS = "plain", "Chen's", "ours"
 TINY = {
     "tiny chain": Network(
-        lambda: Trained(*(convolution(3 if n == 0 else 8, 8) for n in range(6)), nn.Flatten(), nn.Linear(8 * 256, 10)),
+        lambda: Trained(
+            *(convolution(3 if n == 0 else 8, 8) for n in range(6)), nn.Flatten(), nn.Linear(8 * 256, 10)
+        ),
         4,
         16,
     ),
@@ -132,7 +134,7 @@ def row_of(network: Network, batch: int, way: str, device: str) -> dict[str, Any
     except torch.OutOfMemoryError:
         return {"error": "out of memory"}
     except Exception as failure:  # one row less must not cost the others, which a device was lent for
-        return {"error": f"{type(failure).__name__}: {str(failure):.120}"}
+        return {"error": f"{type(failure).__name__}: {failure!s:.120}"}
     finally:
         model = images = labels = call = step = None  # the last references, before the memory is given back
         torch._dynamo.reset()

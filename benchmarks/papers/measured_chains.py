@@ -59,7 +59,7 @@ def main() -> int:
             seconds = sum(stage.forward_time + stage.backward_time for stage in chain.stages)
             told = f"{len(chain)} stages, {setting.batch / seconds:.2f} images/s"
         except Exception as failure:  # one chain less must not cost the others, which a device was lent for
-            told = f"left out, {type(failure).__name__}: {str(failure):.120}"
+            told = f"left out, {type(failure).__name__}: {failure!s:.120}"
         device.clean()
         found.save(options.json)
         print(f"{time.perf_counter() - started:6.1f} s  {setting.name}: {told}", flush=True)

@@ -147,8 +147,11 @@ def divisions(study: Study, link: float) -> str:
         cells = []
         for point in points:
             for method in methods:
-                time = times(study, [point], method)[0]
-                cells.append("–" if time is None else percent(time / case.once - 1))
+                answer = study.answer(point, method)
+                if answer is None:
+                    cells.append("–")
+                else:
+                    cells.append("no room" if answer.time is None else percent(answer.time / case.once - 1))
         rows.append([case.setting.network, *cells])
     return markdown(["time added", *header], rows)
 
@@ -170,5 +173,14 @@ def combined(study: Study) -> str:
             slower = sum(value > 1 + 1e-6 for value in both)
             much = sum(value > SLIGHTLY for value in both)
             rows.append([method, len(both), ratio(mean(both)), ratio(max(both)), slower, much, alone, lost])
-    header = ["combined ÷", "points", "mean", "worst", "slower", "by 5 % or more", "only combined fits", "only it fits"]
+    header = [
+        "combined ÷",
+        "points",
+        "mean",
+        "worst",
+        "slower",
+        "by 5 % or more",
+        "only combined fits",
+        "only it fits",
+    ]
     return markdown(header, rows)

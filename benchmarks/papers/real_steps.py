@@ -62,4 +62,9 @@ def _on_cpu(step: Callable[[], None]) -> Measured:
     seconds = time.perf_counter() - started
     with measure("cpu", timeline=False) as found:
         step()
-    return {"seconds": float(f"{seconds:.4g}"), "peak_bytes": found.peak_bytes, "before_bytes": 0, "reserved_bytes": 0}
+    return {
+        "seconds": float(f"{seconds:.4g}"),
+        "peak_bytes": found.peak_bytes,
+        "before_bytes": 0,
+        "reserved_bytes": 0,
+    }

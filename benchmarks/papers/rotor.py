@@ -64,7 +64,10 @@ def figures(curves: Curves) -> dict[str, tuple[str, list[Setting]]]:
         found = [s for s in curves.settings if s.network in networks and side in (None, s.side)]
         return sorted(found, key=lambda s: (networks.index(s.network), s.side, s.batch))
 
-    made = {"2.5": ("ResNet-101, 1000²", of(["resnet101"], 1000)), "2.6": ("ResNet-1001, 224²", of(["resnet1001"], 224))}
+    made = {
+        "2.5": ("ResNet-101, 1000²", of(["resnet101"], 1000)),
+        "2.6": ("ResNet-1001, 224²", of(["resnet1001"], 224)),
+    }
     sides = (224, 500, 1000)
     made |= {f"2.{8 + k}": (f"ResNet, {side}²", of(RESNETS_200, side)) for k, side in enumerate(sides)}
     made |= {f"2.{11 + k}": (f"DenseNet, {side}²", of(DENSENETS, side)) for k, side in enumerate(sides)}
@@ -123,7 +126,12 @@ def throughputs(curves: Curves, settings: Sequence[Setting]) -> str:
 
 def gain(curves: Curves) -> str:
     """How much faster the optimum is than the fastest segments, with their memory."""
-    groups = {"ResNet": RESNETS_200, "DenseNet": DENSENETS, "Inception v3": ["inception_v3"], "ResNet-1001": ["resnet1001"]}
+    groups = {
+        "ResNet": RESNETS_200,
+        "DenseNet": DENSENETS,
+        "Inception v3": ["inception_v3"],
+        "ResNet-1001": ["resnet1001"],
+    }
     rows, everything = [], []
     for name, networks in groups.items():
         found = [g[1] for s in curves.settings if s.network in networks and (g := curves.gain(s)) is not None]

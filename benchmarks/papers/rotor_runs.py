@@ -105,7 +105,7 @@ def rows_of(setting: Setting, device: str, known: set[tuple[str, str]]) -> Itera
         try:
             found = measured(step, device)
         except Exception as failure:  # one row less must not cost the others, which a device was lent for
-            found = {"error": f"{type(failure).__name__}: {str(failure):.120}"}
+            found = {"error": f"{type(failure).__name__}: {failure!s:.120}"}
         if "peak_bytes" in found:
             found["peak_bytes"] += images.untyped_storage().nbytes()
         yield {"setting": setting.name, "how": how, **predicted, **found}

@@ -131,7 +131,10 @@ def table(curves: dict[str, list[Curve]]) -> str:
             row = [f"Fig. {number}", each.network.name, each.name, "{" + ", ".join(map(str, each.checkpoints)) + "}"]
             row.append(f"{max(each.predicted) / MIB:,.0f}")
             if each.measured:
-                row += [f"{max(each.measured['trace_bytes']) / MIB:,.0f}", f"{each.measured['peak_bytes'] / MIB:,.0f}"]
+                row += [
+                    f"{max(each.measured['trace_bytes']) / MIB:,.0f}",
+                    f"{each.measured['peak_bytes'] / MIB:,.0f}",
+                ]
             else:
                 row += [NOT_YET, "–"]
             rows.append([*row, percent(each.error(each.predicted), 1), percent(each.error(each.by_layer), 1)])

@@ -53,5 +53,5 @@ def _fewer_colours(path: Path) -> None:
     except ImportError:
         return
     with Image.open(path) as picture:
-        few = picture.convert("RGB").quantize(64)
+        few = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
     few.save(path, optimize=True)
