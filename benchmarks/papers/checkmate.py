@@ -1,10 +1,10 @@
 """Checkmate's two-phase rounding on a chain, as 001 §2.4.4 has it: the linear program, rounded, made to run.
 
-A node of the program is a stage with one size, that of its output: the program knows nothing of saved sets, so what it
-plans takes more memory than it thinks. Values that the linear relaxation keeps more than by half are kept, the others
-are computed again where something reads them. A schedule of the chain follows in the end: a forward saves all if the
-program keeps both its value and its input until the backward, and what is saved for no backward by then is run once
-more.
+A node of the program is a stage with one size, that of its output: the program knows nothing of saved sets, so what
+it plans takes more memory than it thinks. Values that the linear relaxation keeps more than by half are kept, the
+others are computed again where something reads them. A schedule of the chain follows in the end: a forward saves all
+if the program keeps both its value and its input until the backward, and what is saved for no backward by then is run
+once more.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ measured. Where the host link was measured, the table of divided activations is 
 
 The referee grades every schedule in the model called int, in which a value's memory is free only when all of it has
 gone. LB is the bound of Prop. 3. Answers are kept in the results; `--stored` asks nothing and shows what is there,
-`--again` asks the methods named once more, and what is kept of an interrupted run is not asked twice. A method that is
-not there yet is left out with a note.
+`--again` asks the methods named once more, and what is kept of an interrupted run is not asked twice. A method that
+is not there yet is left out with a note.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the figures of 001 ch. 3 and 4 ask: chains, memory limits, links and methods, and what came out at each point."""
+"""What the figures of 001 ch. 3 and 4 ask: chains, memory limits, links, methods; and what came out at each point."""
 
 from __future__ import annotations
 

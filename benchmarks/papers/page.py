@@ -2,8 +2,8 @@
 
     python benchmarks/papers/page.py [--into docs/papers.md]
 
-Nothing is computed here that is not in the results: what has no result yet says so, and a figure that was not drawn is
-left out.
+Nothing is computed here that is not in the results: what has no result yet says so, and a figure that was not drawn
+is left out.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from answers import Answers, path_there
 from chain_files import ESTIMATED, RESULTS, V100_LINK, ChainFile
 from offloading_points import Study
 from rotor_points import Curves
-from tables import markdown, percent
+from tables import fewer_colours, markdown, percent
 from vision_settings import CHAPTER_2
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = Path(__file__).with_name("page.md")
 NOT_YET = "*Not yet measured.*"
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
+LARGE_BYTES = 60_000
 
 
 def main() -> int:
@@ -53,8 +54,14 @@ def page(template: str, folder: Path) -> str:
 
 
 def _is_there(line: str, folder: Path) -> bool:
-    picture = re.fullmatch(r"!\[.*\]\((.+)\)", line)
-    return picture is None or (folder / picture[1]).exists()
+    """Whether a line's picture, if it has one, has been drawn; it is made smaller if it is large."""
+    found = re.fullmatch(r"!\[.*\]\((.+)\)", line)
+    if found is None:
+        return True
+    picture = folder / found[1]
+    if picture.exists() and picture.stat().st_size > LARGE_BYTES:
+        fewer_colours(picture)
+    return picture.exists()
 
 
 def fragments() -> Iterator[tuple[str, str]]:
@@ -104,9 +111,9 @@ def about_chains(found: ChainFile) -> str:
             f"`measured_chains.py`. Its host link: {link}. Schedules of these chains are simulated by the referee."
         )
     return (
-        "**Chains of 001 are estimated, not measured**: bytes are those of eager PyTorch's tensors, times a roofline of "
-        "a V100, by `estimated_chains.py`. Of 15.7 TFLOP/s and 900 GB/s it reaches 85 and 80 %, chosen so that two "
-        f"figures of the thesis come out: {_anchors()}. As soon as `measured_chains.py` has stored chains "
+        "**Chains of 001 are estimated, not measured**: bytes are those of eager PyTorch's tensors, times a roofline "
+        "of a V100, by `estimated_chains.py`. Of 15.7 TFLOP/s and 900 GB/s it reaches 85 and 80 %, chosen so that "
+        f"two figures of the thesis come out: {_anchors()}. As soon as `measured_chains.py` has stored chains "
         "of an H200, everything here is made of those. Schedules are simulated by the referee either way."
     )
 
@@ -119,8 +126,9 @@ def _anchors() -> str:
         return int(name.split()[-1]) / sum(stage.forward_time + stage.backward_time for stage in chain.stages)
 
     return (
-        f"{images('resnet1001 224 8'):.2f} images/s of ResNet-1001 with batch 8 and everything saved (paper 1.18), and "
-        f"{images('resnet101 1000 8'):.2f} of ResNet-101 with batch 8 at 1000² without recomputation (paper 9.77 with some)"
+        f"{images('resnet1001 224 8'):.2f} images/s of ResNet-1001 with batch 8 and everything saved (paper 1.18), "
+        f"and {images('resnet101 1000 8'):.2f} of ResNet-101 with batch 8 at 1000² without recomputation (paper 9.77 "
+        "with some)"
     )
 
 
@@ -128,10 +136,10 @@ def about_link(study: Study) -> str:
     if study.file.kind == "estimated":
         return f"The link is the thesis': {V100_LINK / 1e9:.1f} GB/s, one transfer at a time."
     return (
-        f"The thesis' link carries {V100_LINK / 1e9:.1f} GB/s, one transfer at a time, beside a V100. The device here "
-        f"computes faster, so its link is made faster by the same factor, to {study.rate / 1e9:.1f} GB/s: the factor is "
-        "the median over all chains of a V100's estimated time and the measured one. Then what can be moved while a "
-        "stage runs is as much as there."
+        f"The thesis' link carries {V100_LINK / 1e9:.1f} GB/s, one transfer at a time, beside a V100. The device "
+        f"here computes faster, so its link is made faster by the same factor, to {study.rate / 1e9:.1f} GB/s: the "
+        "factor is the median over all chains of a V100's estimated time and the measured one. Then what can be "
+        "moved while a stage runs is as much as there."
     )
 
 

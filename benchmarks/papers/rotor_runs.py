@@ -109,7 +109,7 @@ def rows_of(setting: Setting, device: str, known: set[tuple[str, str]]) -> Itera
         if "peak_bytes" in found:
             found["peak_bytes"] += images.untyped_storage().nbytes()
         yield {"setting": setting.name, "how": how, **predicted, **found}
-    del call, step, stages, body, loss, images, parameter
+    call = step = stages = body = loss = images = parameter = None  # the last references to the network
     clean(device)
 
 

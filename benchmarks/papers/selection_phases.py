@@ -2,9 +2,9 @@
 
     python benchmarks/papers/selection_phases.py [--measure] [--plot-dir DIR]
 
-What was measured on an H200 is stored in the results by `checkpoint_selection.py --measure`, but for the AlexNet whose
-max-pools belong to its convolutions (Fig. 8), which `--measure` here takes a step of on a CUDA device and stores;
-that is a matter of seconds. The paper's figures are pictures; what their text says is in docs/papers.md.
+What was measured on an H200 is stored in the results by `checkpoint_selection.py --measure`, but for the AlexNet
+whose max-pools belong to its convolutions (Fig. 8), which `--measure` here takes steps of on a CUDA device and
+stores; that is a matter of seconds. The paper's figures are pictures; what their text says is in docs/papers.md.
 """
 
 from __future__ import annotations

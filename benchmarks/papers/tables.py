@@ -43,11 +43,12 @@ def save(figure: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=80, bbox_inches="tight", metadata={"Software": None})
     pyplot.close(figure)
-    _fewer_colours(path)
+    fewer_colours(path)
     print(f"saved {path}")
 
 
-def _fewer_colours(path: Path) -> None:
+def fewer_colours(path: Path) -> None:
+    """Make the file smaller. The reader sees no difference."""
     try:
         from PIL import Image
     except ImportError:
