@@ -1,7 +1,8 @@
 """Fig. 3.5–3.20 and 4.2–4.5 of paper 001: offloading, and offloading with recomputation, on chains of ten networks.
 
     python benchmarks/papers/offloading.py [--chapters 3 4] [--networks resnet50 …] [--sides 224 500 1000]
-                                           [--plot-dir DIR] [--again METHOD …] [--stored]
+                                           [--methods METHOD …] [--again METHOD …] [--stored]
+                                           [--plot-dir DIR]
 
 The chains are those measured on an H200, if `measured_chains.py` has stored them, or else estimated for a V100 by
 `estimated_chains.py`; every plot says which. Their link is the thesis': 12.2 GB/s, one transfer at a time. What
@@ -37,7 +38,8 @@ def main() -> int:
     study = Study(answers, options.networks, options.sides)
     if not options.stored:
         for what, questions in study.questions(options.chapters).items():
-            answers.ask(questions, what, options.jobs, options.again)
+            chosen = [q for q in questions if not options.methods or q.method in options.methods]
+            answers.ask(chosen, what, options.jobs, options.again)
     print(f"Chains {study.file.kind}: {study.file.device}; link {study.rate / 1e9:.1f} GB/s.\n")
     for name, table in tables(study, options.chapters).items():
         print(f"Fig. {name}\n\n{table}\n" if name[0].isdigit() else f"{name}\n\n{table}\n")
@@ -52,6 +54,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), metavar="NAME")
     parser.add_argument("--sides", nargs="+", type=int, choices=list(BATCHES), default=list(BATCHES))
     parser.add_argument("--answers", type=Path, default=ANSWERS, metavar="FILE", help=f"default: {ANSWERS}")
+    parser.add_argument("--methods", nargs="+", metavar="METHOD", help="ask only these; the others are as stored")
     parser.add_argument("--again", nargs="+", default=[], metavar="METHOD", help="ask these once more")
     parser.add_argument("--stored", action="store_true", help="ask nothing, show what is there")
     parser.add_argument("--jobs", type=int, default=jobs_there(), help="processes (default: one a core)")

@@ -155,7 +155,7 @@ class Study:
                 for point in case.limits(LIMITS)
                 for link in FASTER[1:]
             ]
-            asked["3.6"] = self._pairs(points, ("offload-greedy", "offload-dynprog", "offload-best"))
+            asked["3.6"] = self._pairs(points, ("offload-greedy", "offload-dynprog"))
         if 4 in chapters:
             cases = self.cases(sides=(500,))
             ways = {

@@ -75,17 +75,17 @@ def ratios(study: Study, figures: dict[str, list[Case]]) -> str:
 
 
 def against_recomputation(study: Study) -> str:
-    """At how many of the memory limits offloading is at least as fast as recomputation, by link."""
+    """At how many of the memory limits the thesis' offloading is at least as fast as recomputation, by link."""
     rows = []
     for case in study.cases(REPRESENTATIVE, (224, 500)):
         row = [f"{case.setting.network}, {case.setting.side}²"]
         for link in FASTER:
             points = [Point(point.setting, point.x, point.budget, link) for point in case.limits(LIMITS)]
-            ours, other = times(study, points, "offload-best"), times(study, points, "persistent")
+            ours, other = times(study, points, "offload-dynprog"), times(study, points, "persistent")
             both = [(a, b) for a, b in zip(ours, other, strict=True) if a is not None and b is not None]
             row.append(f"{sum(a <= 1.001 * b for a, b in both)} of {len(both)}" if both else "–")
         rows.append(row)
-    return markdown(["limits where offload-best ≤ persistent", *(f"{link:.0f} β" for link in FASTER)], rows)
+    return markdown(["limits where offload-dynprog ≤ persistent", *(f"{link:.0f} β" for link in FASTER)], rows)
 
 
 def crossings(study: Study) -> str:

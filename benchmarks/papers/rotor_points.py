@@ -52,10 +52,11 @@ class Curves:
         return [Question(setting.name, SEQUENTIAL, None, segments=k) for k in counts]
 
     def limited(self, setting: Setting, method: str, slots: int | None = SLOTS) -> list[Question]:
-        """Ten limits, equally far apart, up to the memory of the plain run."""
+        """Ten limits, equally far apart, up to the memory of the plain run; or the card's, where that is less."""
         plain = self.answers[self.plain(setting)]
         assert plain is not None, "asked first"
-        budgets = [plain.peak_bytes * k // LIMITS for k in range(1, LIMITS + 1)]
+        most = min(plain.peak_bytes, int(CARD_BYTES))
+        budgets = [most * k // LIMITS for k in range(1, LIMITS + 1)]
         return [Question(setting.name, method, budget, slots=slots) for budget in budgets]
 
     def at_best_segments(self, setting: Setting) -> Question | None:
