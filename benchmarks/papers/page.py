@@ -113,8 +113,10 @@ def about_chains(found: ChainFile) -> str:
     return (
         "**Chains of 001 are estimated, not measured**: bytes are those of eager PyTorch's tensors, times a roofline "
         "of a V100, by `estimated_chains.py`. Of 15.7 TFLOP/s and 900 GB/s it reaches 85 and 80 %, chosen so that "
-        f"two figures of the thesis come out: {_anchors()}. As soon as `measured_chains.py` has stored chains "
-        "of an H200, everything here is made of those. Schedules are simulated by the referee either way."
+        f"two figures of the thesis come out: {_anchors()}. A roofline knows nothing of layers too narrow to fill a "
+        "card, so DenseNets are probably faster here than they were there, and the link beside them seems slower. As "
+        "soon as `measured_chains.py` has stored chains of an H200, everything here is made of those. Schedules are "
+        "simulated by the referee either way."
     )
 
 
