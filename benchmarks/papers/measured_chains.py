@@ -1,12 +1,13 @@
 """Measure the chains of 001 ch. 2–4 on a CUDA device, once for all figures: times and bytes of every stage, the link.
 
-    python benchmarks/papers/measured_chains.py [--only resnet50 densenet121 …] [--json FILE] [--reps 7] [--tiny]
+    python benchmarks/papers/measured_chains.py [--only resnet50 densenet121 …] [--json FILE] [--seconds 280] [--tiny]
 
 Float32 without TF32, eager. A stage runs on a random input of its shape; stages that are alike are measured once. Its
 times are medians over runs that wait in the device's queue, so that the device and not the host sets the pace. Bytes
 are the allocator's: what a forward without saving takes, what one with saving leaves and takes, what the backward
 takes, all beside the input, the parameters and their gradients. The link is measured with pinned memory, each way
-alone and both at once. The file is written after every chain; a chain that runs out of memory is left out.
+alone and both at once. The file is written after every chain, and a second call leaves out what is there; so does one
+that failed, as where memory runs out.
 `--tiny` tries this on the CPU with a small network, whose times mean nothing.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import statistics
 import sys
 import time
@@ -29,11 +31,12 @@ from chain_files import MEASURED, ChainFile, StageRow
 from estimated_chains import name_of, size_of
 from torch import Tensor, nn
 from vision_networks import BUILDERS
-from vision_settings import CHAPTER_2, TINY, Setting
+from vision_settings import CHAPTER_2, CHAPTER_3, TINY, Setting
 
 QUEUED_CYCLES = 3e7  # the device sleeps so long (some 15 ms) while the host fills its queue
 COPY_BYTES = 2**28
 COPIES = 10
+ORDER = (500, 224, 1000)  # sides of images: first what most figures need, if time is short
 
 
 def main() -> int:
@@ -51,8 +54,15 @@ def main() -> int:
     gc.disable()  # what older garbage frees must not count as freed by a stage
     started = time.perf_counter()
     found = ChainFile("measured", device.name, device.link(), {})
+    if options.json.exists() and (before := ChainFile.load(options.json)).device == found.device:
+        found.chains |= before.chains
     known: Known = {}
-    for setting in settings:
+    for setting in sorted(settings, key=lambda each: ORDER.index(each.side) if each in CHAPTER_3 else len(ORDER)):
+        if setting.name in found.chains:
+            continue
+        if time.perf_counter() - started > options.seconds:
+            print("time is up; the same call goes on from here")
+            break
         try:
             found.chains[setting.name] = measured(setting, device, options.reps, known)
             chain = found.chain(setting.name)
@@ -70,6 +80,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=[name for name in BUILDERS if name != "tiny"], metavar="NETWORK")
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"default: {MEASURED}")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no chain after so long")
     parser.add_argument("--reps", type=int, default=7, help="timed runs of each stage")
     parser.add_argument("--tiny", action="store_true", help="a small network on the CPU, to try the script")
     options = parser.parse_args()
@@ -96,7 +107,6 @@ def measured(setting: Setting, device: Cpu | Gpu, reps: int, known: Known) -> li
         key = str(stage), shape, number > 0
         if key not in known:
             known[key] = measured_stage(stage, shape, device, reps, needs_gradient=number > 0)
-            device.clean()
         row, shape = known[key]
         rows.append(row)
     return rows

@@ -1,6 +1,7 @@
 """Four networks of 001 ch. 2, run: images per second and peak of real steps, beside what the chains predict.
 
-    python benchmarks/papers/rotor_runs.py [--only "resnet101 1000 8" …] [--json FILE] [--tiny | --show FILE]
+    python benchmarks/papers/rotor_runs.py [--only "resnet101 1000 8" …] [--json FILE] [--seconds 100]
+                                           [--tiny | --show FILE]
 
 Float32 without TF32, eager, on a CUDA device. Rows: everything saved; `checkpoint_sequential` with some of the
 thesis' numbers of segments; `persistent` and `revolve` within parts of the plain memory, planned on the stored chains
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -65,6 +67,9 @@ def main() -> int:
             lines = ",\n".join(map(json.dumps, rows))
             options.json.write_text(f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}\n')
             print(f"{time.perf_counter() - started:6.1f} s  {row}", flush=True)
+            if time.perf_counter() - started > options.seconds:
+                print("time is up; the same call goes on from here")
+                return 0
     print(table(rows))
     return 0
 
@@ -73,6 +78,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="SETTING", help="network, side and batch, as in the rows")
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"default: {STORED}")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no row after so long")
     parser.add_argument("--tiny", action="store_true", help="a small network on the CPU, to try the script")
     parser.add_argument("--show", type=Path, metavar="FILE", help="the table of earlier rows")
     options = parser.parse_args()
