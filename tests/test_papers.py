@@ -1,4 +1,4 @@
-"""The papers' figures: the networks are the right ones, chains are kept as data, answers are kept, the page is made."""
+"""The papers' figures: networks are the right ones, chains and answers are kept as data, the page is made."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from problems import random_chain
 
-from elbowroom.schedule import simulate
 from elbowroom.solve import METHODS, solve
+from problems import random_chain
 
 PAPERS = Path(__file__).parents[1] / "benchmarks" / "papers"
 
@@ -70,12 +69,12 @@ def test_the_thesis_figures_come_out_of_the_estimate(papers):
     """225 GiB and 1.18 images a second with everything saved: 001 §2.4.5."""
     files = papers("chain_files")
     chain = files.ChainFile.load(files.ESTIMATED).chain("resnet1001 224 8")
-    assert simulate(chain, solve(chain, None, "store-all").schedule).peak_bytes / 2**30 == pytest.approx(225, rel=0.01)
+    assert solve(chain, None, "store-all").peak_bytes / 2**30 == pytest.approx(225, rel=0.01)
     assert 8 / files.seconds_of(chain) == pytest.approx(1.18, rel=0.06)
 
 
 def test_rounded_programs_become_valid_schedules(papers):
-    """Whatever is kept: a valid schedule, not faster than everything once, and that where the budget has no limit."""
+    """Whatever is kept: a valid schedule, not faster than everything once, and as fast where there is no limit."""
     checkmate = papers("checkmate").checkmate
     rng = random.Random(3)
     for _ in range(30):
@@ -136,8 +135,7 @@ def test_scripts_for_the_device_can_be_tried(script, tmp_path):
     pytest.importorskip("torch")
     rows = tmp_path / "rows.json"
     more = ["--seconds", "5"] if script == "batch_sizes.py" else []
-    done = subprocess.run(
-        [sys.executable, PAPERS / script, "--tiny", "--json", rows, *more], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, PAPERS / script, "--tiny", "--json", rows, *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(rows.read_text())["rows"][0]["seconds"] > 0

@@ -34,13 +34,17 @@ from vision_settings import TINY, Setting
 
 from elbowroom.execute.by_stages.runner import ChainRunner
 from elbowroom.problem import Chain
+from elbowroom.schedule import simulate
 from elbowroom.solve import solve
+from elbowroom.solve.persistent import Sweep
 
 STORED = RESULTS / "paper-001-rotor-h200.json"
 SETTINGS = [Setting.named(name) for name in ("resnet101 1000 8", "densenet201 500 16", "inception_v3 1000 8")]
 SETTINGS.append(Setting("resnet1001", 224, 1))
 SEGMENTS = (2, 4, 8, 16)
-PARTS = {"persistent": (0.15, 0.3, 0.45, 0.6, 0.8), "revolve": (0.15, 0.3)}
+OPTIMAL = (0.15, 0.3, 0.45, 0.6, 0.8)  # parts of the plain memory
+REVOLVE = (0.15, 0.3)
+LONG = 200  # stages: without numba, which the device may not have, a table of more takes too long of its time
 SLOTS = 500
 
 
@@ -136,12 +140,18 @@ def ways(chain: Chain) -> Iterator[Way]:
     for k in SEGMENTS:
         if k < len(chain) - 1:
             yield f"sequential, {k}", predicted(solve(chain, None, "sequential", segments=k)), partial(segmented, k)
-    for method, parts in PARTS.items():
-        for part in parts:
-            result = solve(chain, int(part * plain.peak_bytes), method, slots=SLOTS)
-            if result.feasible:
-                run = partial(ChainRunner, schedule=result.schedule)
-                yield f"{method}, {part:.0%}", {**predicted(result), "budget": result.budget}, run
+    sweep = Sweep(chain, int(max(OPTIMAL) * plain.peak_bytes), SLOTS)  # one table for all budgets
+    for part in OPTIMAL:
+        budget = int(part * plain.peak_bytes)
+        if budget >= sweep.least_bytes:
+            schedule = sweep.schedule(budget)
+            run = partial(ChainRunner, schedule=schedule)
+            yield f"persistent, {part:.0%}", {**predicted(simulate(chain, schedule)), "budget": budget}, run
+    for part in REVOLVE if len(chain) < LONG else ():
+        result = solve(chain, int(part * plain.peak_bytes), "revolve", slots=SLOTS)
+        if result.feasible:
+            run = partial(ChainRunner, schedule=result.schedule)
+            yield f"revolve, {part:.0%}", {**predicted(result), "budget": result.budget}, run
 
 
 def predicted(result: Any) -> dict[str, Any]:
