@@ -75,6 +75,7 @@ class Answers:
     path: Path
     chains: Path
     known: dict[str, Answer] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
 
     @classmethod
     def load(cls, path: Path, chains: Path) -> Answers:
@@ -97,8 +98,15 @@ class Answers:
         """None if the question has not been answered, as of a method that is not there yet."""
         return self.known.get(question.key)
 
+    def forget_others(self) -> None:
+        """Keep only what was asked since the answers were loaded, after a run that asked everything."""
+        self.known = {key: answer for key, answer in self.known.items() if key in self.asked}
+        self.save()
+
     def ask(self, questions: Iterable[Question], what: str, jobs: int, again: Sequence[str] = ()) -> None:
         """Answer what is not known yet, or all that goes to the methods that are to be asked again."""
+        questions = list(questions)
+        self.asked |= {q.key for q in questions}
         open_ones = {q.key: q for q in questions if q.key not in self.known or q.method in again}
         missing = sorted({q.method for q in open_ones.values()} - set(METHODS))
         if missing:

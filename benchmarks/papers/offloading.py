@@ -27,7 +27,7 @@ from chain_files import RESULTS
 from offloading_plots import save_plots
 from offloading_points import NETWORKS, Study
 from offloading_tables import tables
-from vision_settings import BATCHES
+from vision_settings import BATCHES, CHAPTER_3
 
 ANSWERS = RESULTS / "paper-001-offloading.json"
 
@@ -40,6 +40,8 @@ def main() -> int:
         for what, questions in study.questions(options.chapters).items():
             chosen = [q for q in questions if not options.methods or q.method in options.methods]
             answers.ask(chosen, what, options.jobs, options.again)
+        if len(study.cases()) == len(CHAPTER_3) and len(set(options.chapters)) == 2 and not options.methods:
+            answers.forget_others()
     print(f"Chains {study.file.kind}: {study.file.device}; link {study.rate / 1e9:.1f} GB/s.\n")
     for name, table in tables(study, options.chapters).items():
         print(f"Fig. {name}\n\n{table}\n" if name[0].isdigit() else f"{name}\n\n{table}\n")

@@ -37,6 +37,8 @@ def main() -> int:
     curves = Curves(answers, settings_of(options.networks))
     if not options.stored:
         curves.ask(options.jobs, options.again)
+        if len(curves.settings) == len(CHAPTER_2):
+            answers.forget_others()
     print(f"Chains {curves.file.kind}: {curves.file.device}.\n")
     for name, table in tables(curves).items():
         print(f"Fig. {name}\n\n{table}\n")

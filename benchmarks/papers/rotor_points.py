@@ -82,8 +82,9 @@ class Curves:
 
     def _round(self, again: Sequence[str]) -> None:
         """Checkmate is no method of ours, so its answers are made here."""
-        todo = [q for each in self.rounded() for q in self.limited(each, CHECKMATE, None)]
-        todo = [q for q in todo if self.answers[q] is None or CHECKMATE in again]
+        asked = [q for each in self.rounded() for q in self.limited(each, CHECKMATE, None)]
+        self.answers.asked |= {q.key for q in asked}
+        todo = [q for q in asked if self.answers[q] is None or CHECKMATE in again]
         for q in track(todo, "Checkmate's rounding"):
             started = time.perf_counter()
             found = checkmate(chain_of(str(self.answers.chains), q.chain), q.budget or 0)
