@@ -38,7 +38,7 @@ bench: setup
 	$(BIN)/python benchmarks/solvers.py
 
 # The papers' figures and docs/papers.md: all that needs no GPU, and what is stored of the rest. Chains are solved once
-# and kept in benchmarks/results; the first time takes a quarter of an hour on two cores.
+# and kept in benchmarks/results: without what is kept it takes about half an hour on two cores, with it minutes.
 PAPERS := $(BIN)/python benchmarks/papers
 papers: setup
 	$(PAPERS)/joins.py --plot-dir docs/papers --claims benchmarks/results/paper-000.json

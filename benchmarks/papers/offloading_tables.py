@@ -67,11 +67,17 @@ def ratios(study: Study, figures: dict[str, list[Case]]) -> str:
         row = [figure]
         for method in OFFLOADING:
             found = [value for case in cases for value in _ratios(study, case, method)]
-            points = len(cases) * len(LIMITS)
-            few = f" ({len(found)}/{points})" if len(found) < points else ""
+            points = [point for case in cases for point in case.limits(LIMITS)]
+            few = fitting(study, points, method, len(found))
             row.append(f"{ratio(mean(found))}, {ratio(max(found))}{few}" if found else "–")
         rows.append(row)
     return markdown(["mean, worst", *OFFLOADING], rows)
+
+
+def fitting(study: Study, points: Sequence[Point], method: str, fit: int) -> str:
+    """At how many of the points that were asked something fits, if not at all; a star where not all were asked."""
+    asked = sum(study.answer(point, method) is not None for point in points)
+    return (f" ({fit}/{asked})" if fit < asked else "") + ("\\*" if asked < len(points) else "")
 
 
 def against_recomputation(study: Study) -> str:
@@ -118,7 +124,7 @@ def overheads(study: Study, xs: Sequence[float], points_of: PointsOf, what: str)
         for method in CHAPTER_4:
             found = [times(study, [points_of(case)[place]], method)[0] for case in cases]
             there = [t / case.once - 1 for t, case in zip(found, cases, strict=True) if t is not None]
-            few = f" ({len(there)}/{len(cases)})" if there and len(there) < len(cases) else ""
+            few = fitting(study, [points_of(case)[place] for case in cases], method, len(there)) if there else ""
             row.append(percent(mean(there), 1) + few)
         rows.append(row)
     return markdown([what, *CHAPTER_4], rows)
@@ -165,7 +171,8 @@ def combined(study: Study) -> str:
     ]
     rows = []
     for method in (*CHAPTER_4[:3], *CHAPTER_4[4:]):
-        pairs = [(times(study, [point], "combined")[0], times(study, [point], method)[0]) for _, point in points]
+        answers = [(study.answer(point, "combined"), study.answer(point, method)) for _, point in points]
+        pairs = [(a.time, b.time) for a, b in answers if a is not None and b is not None]
         both = [a / b for a, b in pairs if a is not None and b is not None]
         alone = sum(a is not None and b is None for a, b in pairs)
         lost = sum(a is None and b is not None for a, b in pairs)
