@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test test-all campaign check format bench clean
+.PHONY: setup demo test test-all campaign check format bench papers clean
 
 setup: $(READY)
 
@@ -36,6 +36,18 @@ format: setup
 
 bench: setup
 	$(BIN)/python benchmarks/solvers.py
+
+# The papers' figures and docs/papers.md: all that needs no GPU, and what is stored of the rest. Chains are solved once
+# and kept in benchmarks/results: without what is kept it takes about half an hour on two cores, with it minutes.
+PAPERS := $(BIN)/python benchmarks/papers
+papers: setup
+	$(PAPERS)/joins.py --plot-dir docs/papers --claims benchmarks/results/paper-000.json
+	$(PAPERS)/rotor.py --plot-dir docs/papers
+	$(PAPERS)/offloading.py --plot-dir docs/papers
+	$(PAPERS)/lower_sets.py --plot docs/papers/002-tables.png --json benchmarks/out/paper-002.json
+	$(PAPERS)/checkpoint_selection.py --plot-dir docs/papers
+	$(PAPERS)/selection_phases.py --plot-dir docs/papers
+	$(PAPERS)/page.py
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -91,6 +91,9 @@ def main() -> None:
         print(f"{len(figure.points)} points, {time.perf_counter() - started:.1f} s\n", flush=True)
     if options.json:
         options.json.write_text(json.dumps({name: asdict(figure) for name, figure in figures.items()}, indent=1))
+    if options.claims:
+        claims = {name: [asdict(claim) for claim in figure.claims] for name, figure in figures.items()}
+        options.claims.write_text(json.dumps(claims, indent=1) + "\n")
     if options.plot_dir:
         options.plot_dir.mkdir(parents=True, exist_ok=True)
         for name, figure in figures.items():
@@ -102,6 +105,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--figure", nargs="+", choices=FIGURES, default=list(FIGURES), help="only these")
     parser.add_argument("--plot-dir", type=Path, metavar="DIR", help="also draw the figures here")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all points and claims here")
+    parser.add_argument("--claims", type=Path, metavar="FILE", help="also write what the texts say and we find here")
     parser.add_argument("--full", action="store_true", help="L to 40 (30 in figure 9), all rows: about three minutes")
     return parser.parse_args()
 

@@ -22,7 +22,10 @@ CARD = Machine(35.6e12, 936e9, "RTX 3090")  # the paper's card: float32 operatio
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer. `channels` is how many it makes, where 0 means as many as it gets. `relu`: it ends with a ReLU."""
+    """One layer. `channels` is how many it makes, where 0 means as many as it gets. `relu`: it ends with a ReLU.
+
+    `pool` is the window of a max-pool that belongs to the layer and comes last; 0 means that there is none.
+    """
 
     kind: str
     channels: int = 0
@@ -30,12 +33,20 @@ class Layer:
     stride: int = 1
     padding: int = 0
     relu: bool = False
+    pool: int = 0
 
     def output(self, channels: int, side: int) -> tuple[int, int]:
         """Channels and side of its output, given those of its input."""
         if self.kind in ("linear", "flatten"):
             return self.channels or channels * side * side, 1
-        return self.channels or channels, (side + 2 * self.padding - self.window) // self.stride + 1
+        inner = self.inner_side(side)
+        return self.channels or channels, (inner - self.pool) // 2 + 1 if self.pool else inner
+
+    def inner_side(self, side: int) -> int:
+        """The side of what it computes before its own max-pool."""
+        if self.kind in ("linear", "flatten"):
+            return 1
+        return (side + 2 * self.padding - self.window) // self.stride + 1
 
     @property
     def reads_input(self) -> bool:
@@ -64,7 +75,8 @@ class Layer:
         else:
             product = nn.Linear(channels * side * side, self.channels)
         flat = [nn.Flatten()] if self.kind == "linear" and side > 1 else []  # a view, which takes no memory
-        return nn.Sequential(*flat, product, *([nn.ReLU(inplace=True)] if self.relu else []))
+        last = [nn.MaxPool2d(self.pool, 2)] if self.pool else []
+        return nn.Sequential(*flat, product, *([nn.ReLU(inplace=True)] if self.relu else []), *last)
 
 
 @dataclass(frozen=True)
@@ -92,8 +104,16 @@ class Network:
         for size, layer, reader in zip(self.sizes(batch), (None, *self.layers), (*self.layers, None), strict=True):
             is_kept, is_read = layer is not None and layer.relu, reader is not None and reader.reads_input
             more = size // VALUE_BYTES * besides.get(layer.kind, 0) if layer else 0
-            saved.append((is_kept * size + more, (is_kept or is_read) * size + more))
+            if layer is not None and layer.pool:  # what its own max-pool reads is kept instead of what it makes
+                inside = self._before_pool(batch, layer) + size // VALUE_BYTES * INDEX_BYTES
+                saved.append((inside, inside + is_read * size))
+            else:
+                saved.append((is_kept * size + more, (is_kept or is_read) * size + more))
         return saved
+
+    def _before_pool(self, batch: int, layer: Layer) -> int:
+        _, side = self.shapes()[self.layers.index(layer)]
+        return batch * VALUE_BYTES * layer.channels * layer.inner_side(side) ** 2
 
     def weight_bytes(self) -> int:
         return VALUE_BYTES * sum(self._weights())
@@ -105,7 +125,7 @@ class Network:
         """As a chain problem: sizes as in the paper, times estimated for its card. The images need no gradient."""
         sizes, stages = self.sizes(batch), []
         for i, (layer, weights) in enumerate(zip(self.layers, self._weights(), strict=True), start=1):
-            side = self.shapes()[i][1]
+            side = layer.inner_side(self.shapes()[i - 1][1])
             flops = 2 * batch * weights * side * side
             forward = CARD.seconds(flops, sizes[i - 1] + sizes[i] + VALUE_BYTES * weights)
             backward = 2 * forward if weights and i > 1 else forward
@@ -119,8 +139,8 @@ class Network:
         return Graph(nodes, tuple(pairwise(range(len(nodes)))))
 
 
-def conv(channels: int, window: int = 3, stride: int = 1, padding: int = 1) -> Layer:
-    return Layer("convolution", channels, window, stride, padding, relu=True)
+def conv(channels: int, window: int = 3, stride: int = 1, padding: int = 1, pool: int = 0) -> Layer:
+    return Layer("convolution", channels, window, stride, padding, relu=True, pool=pool)
 
 
 def pool(window: int) -> Layer:
@@ -145,5 +165,12 @@ ALEXNET = Network(  # with the widths of torchvision; max-pools are layers of th
         *(conv(64, 11, 4, 2), pool(3), conv(192, 5, 1, 2), pool(3), conv(384), conv(256), conv(256), pool(3)),
         *(Layer("average-pool"), Layer("flatten"), Layer("dropout"), linear(4096), Layer("dropout"), linear(4096)),
         linear(1000, relu=False),
+    ),
+)
+PLAIN_ALEXNET = Network(  # as in section 5.6.1, where max-pools belong to the convolutions before them
+    "plain AlexNet",
+    (
+        *(conv(64, 11, 4, 2, pool=3), conv(192, 5, 1, 2, pool=3), conv(384), conv(256), conv(256, pool=3)),
+        *ALEXNET.layers[8:],
     ),
 )
