@@ -22,7 +22,7 @@ from elbowroom.solve.towers import TowersNested
 AUTO = "auto"
 SUMMARY = "picks a method by problem and size, and says what it picked"
 _PATIENCE = 4e9  # inner steps: a few seconds
-_MOST_WITH_A_LINK = 400  # stages: about a minute
+_MOST_WITH_A_LINK = 200  # stages: about a minute
 
 
 def choose(problem: Problem, budget: int | None, options: Options) -> tuple[Method, str]:

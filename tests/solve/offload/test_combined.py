@@ -9,7 +9,7 @@ from elbowroom.schedule import Forward, Offload, simulate
 from elbowroom.solve import METHODS, Options, solve
 from problems import byte_chain, random_chain
 
-PARTS = ("floating", "offload-best", "pofo")
+PARTS = ("floating", "offload-best", "pofo", "autocapper")
 
 
 def link_of(chain, rate):

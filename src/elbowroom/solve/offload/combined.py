@@ -5,8 +5,8 @@ to compute again; `place` asks for the copies, and the referee tells what that t
 price of nothing moves too much, an endless one nothing at all, and the best is looked for between them. Copies take
 time, so what is planned for less memory may wait less, and is tried, too.
 
-Recomputation alone, offloading alone and `pofo` are candidates, so the result is never slower than any of these. In
-the end, moves are given up without which the schedule still fits and is faster.
+Recomputation alone, offloading alone, `pofo` and `autocapper` are candidates, so the result is never slower than any
+of these. In the end, moves are given up without which the schedule still fits and is faster.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from elbowroom.schedule import Simulation, simulate
 from elbowroom.schedule.simulation import total
 from elbowroom.solve.floating import Floating, affords
 from elbowroom.solve.method import NO_LINK, Found, Method, Options, Status
+from elbowroom.solve.offload.autocapper import Autocapper
 from elbowroom.solve.offload.offload_best import OffloadBest
 from elbowroom.solve.offload.placing import place
 from elbowroom.solve.offload.pofo import Pofo
@@ -46,7 +47,7 @@ _HALVINGS = 3
 _SHARES = (1.0, 0.97, 0.93, 0.88, 0.8, 0.7, 0.6, 0.5)  # of the memory, to plan for
 _NOTHING = 1e-9  # a difference of times that sums of numbers may have by themselves
 _WORK = 1e10  # inner steps that all tables may take: about ten seconds
-_OTHERS: tuple[Method, ...] = (OffloadBest(), Pofo())
+_OTHERS: tuple[Method, ...] = (OffloadBest(), Pofo(), Autocapper())
 
 
 @final
