@@ -1,8 +1,9 @@
-"""Shared set-up: how hypothesis runs, where measurements go, threads, a quick compiler, and a command line that stays
-in this process."""
+"""Shared set-up: how hypothesis runs, where measurements go, threads, a quick compiler, garbage that is left alone,
+and a command line that stays in this process."""
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from typing import NamedTuple
@@ -38,6 +39,17 @@ def elbowroom(capsys):
         return Outcome(status, out, err)
 
     return call
+
+
+@pytest.fixture(autouse=True, scope="module")
+def older_objects_stay():
+    """Garbage collection looks past what modules before this one have left.
+
+    PyTorch keeps what it traced, gigabytes after some hundred tests, and elbowroom collects garbage before it measures:
+    each time, all of that would be looked through, in seconds.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")
