@@ -53,13 +53,15 @@ def make_backend(
     on_refusal: Callable[[str], None],
     *,
     on_inference: Callable[[], None] = lambda: None,
+    on_inference_run: Callable[[list[Any]], None] | None = None,
     fused: bool = False,
 ) -> Callable[..., Any]:
     """A backend that makes something runnable of every training graph it takes, and then calls `on_capture` with it,
     before the graph first runs.
 
     A graph that it does not take runs as it is, unless `on_refusal`, which gets the reason, raises an error; so does
-    a graph without any gradient, of which `on_inference` is told.
+    a graph without any gradient, of which `on_inference` is told. Whenever one has run, `on_inference_run` gets its
+    outputs.
 
     `fused`: its programs will be compiled by Inductor, so the graph is traced as Inductor wants it.
     """
@@ -83,7 +85,9 @@ def make_backend(
 
         if fused:
             with unused_floats_left_alone(graph_module):
-                compiled = _trace_with_inductor(graph_module, example_inputs, partition, runnables, on_inference)
+                compiled = _trace_with_inductor(
+                    graph_module, example_inputs, partition, runnables, on_inference, on_inference_run
+                )
             return absent_gradients_shown(compiled) if runnables else compiled
 
         def forward_compiler(module: fx.GraphModule, _: Any) -> Any:
@@ -94,7 +98,7 @@ def make_backend(
 
         def inference_compiler(module: fx.GraphModule, _: Any) -> Any:
             on_inference()
-            return _boxed_module(module)
+            return _told(_boxed_module(module), on_inference_run)
 
         compiler = aot_autograd(
             fw_compiler=forward_compiler,
@@ -144,6 +148,7 @@ def _trace_with_inductor(
     partition: Callable[..., Any],
     runnables: Sequence[Runnable],
     on_inference: Callable[[], None],
+    on_inference_run: Callable[[list[Any]], None] | None,
 ) -> Any:
     """Inductor's own way to the joint graph: its decompositions and passes, then our partition by its hook.
 
@@ -163,7 +168,8 @@ def _trace_with_inductor(
     def inner_compile(module: fx.GraphModule, inputs: Any, **rest: Any) -> Any:
         if rest.get("is_inference"):
             on_inference()
-        if rest.get("is_inference") or not runnables:
+            return _told(compile_fx_inner(module, inputs, **rest), on_inference_run)
+        if not runnables:
             return compile_fx_inner(module, inputs, **rest)
         return _boxed(runnables[-1].backward if rest.get("is_backward") else runnables[-1].forward)
 
@@ -284,3 +290,16 @@ def _boxed(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], 
 
 def _boxed_module(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     return _boxed(lambda arguments: module.forward(*arguments))
+
+
+def _told(compiled: Callable[[list[Any]], Any], on_run: Callable[[list[Any]], None] | None) -> Callable[..., Any]:
+    """The same, and whenever it has run, somebody gets its outputs."""
+    if on_run is None:
+        return compiled
+
+    def run(arguments: list[Any]) -> list[Any]:
+        outputs = compiled(arguments)
+        on_run(outputs)
+        return outputs  # type: ignore[no-any-return]
+
+    return _boxed(run)

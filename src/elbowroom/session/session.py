@@ -155,11 +155,14 @@ class Session(Handle):
         self._begin(entry)
         looks, expected = self._looker.part_looks, len(entry.regions) // self.options.forwards
         begun = looks.begun
+        entry.batch = args, kwargs
         try:
             outputs = self._looker.run_parts(args, kwargs)
         except BaseException:
             self._watch.give_up()  # maybe nothing is there yet that would tell it so
             raise
+        finally:
+            entry.batch = ()
         if self._traced_midway:  # the model has changed under this shape: look at it afresh before the next step
             self._traced_midway = False
             self._forget(entry)

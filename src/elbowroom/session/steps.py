@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from elbowroom.capture.fingerprint import fingerprint
 from elbowroom.errors import BudgetTooSmall
+from elbowroom.execute.passed_on import Storage, bytes_besides, storages_behind
 from elbowroom.execute.plannable import Plannable
 from elbowroom.execute.region import Region
 from elbowroom.measure.cache import setting_of
 from elbowroom.measure.measured import measured
+from elbowroom.measure.optimizer_state import state_tensors
 from elbowroom.measure.resident import multiplies_matrices, optimizer_bytes, resident_bytes, step_temporaries
 from elbowroom.plan.plan import Plan
 from elbowroom.plan.planner import Planned
@@ -34,7 +38,7 @@ from elbowroom.session.planning import (
     planned_all,
 )
 from elbowroom.session.saying import short_of_room, too_small
-from elbowroom.session.watching import OUTSIDE, WATCHED_STEPS, more_outside
+from elbowroom.session.watching import BETWEEN, OUTSIDE, WATCHED_STEPS, more_outside
 
 if TYPE_CHECKING:
     from elbowroom.execute.trials import Trials
@@ -57,6 +61,7 @@ class Entry:
     instead_entry: Entry | None = None  # its entry there
     unwatched: int = 0  # steps that are still to be watched
     excess_bytes: int = 0  # of the latest step over the budget, for which no room is left yet
+    batch: Any = ()  # what a step in parts was called with, while its forward runs
     shortfall: str = ""  # why the budget is not kept although everything is planned, if it is not
 
     @property
@@ -98,8 +103,11 @@ class StepPlanner:
     def plan(self, key: Any, sight: Sight, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
         if not sight.regions:
             return Entry(key, unplanned=sight.left_out)
-        resident = self._resident(sight.regions, (args, dict(kwargs)))
-        resident["batch"] *= self.options.forwards
+        examples = [example() for region in sight.regions for example in region.example]
+        passed_on = sight.passed_on or storages_behind(examples)
+        resident = self._resident(sight.regions, (args, dict(kwargs)), passed_on)
+        for name in {"batch", BETWEEN} & resident.keys():
+            resident[name] *= self.options.forwards
         late = late_parameters(self.model, sight.regions, self.options, resident)
         if self.options.plan is not None:
             return self._load(self.options.plan, key, sight, resident, late)
@@ -111,14 +119,15 @@ class StepPlanner:
         """A graph is traced in the middle of a step in parts: something else than the shape has changed.
 
         It gets a plan of its own, at once, for one step, within what those that wait for their backward leave of the
-        budget, or of another one. What those hold is returned, in bytes.
+        budget, or of another one. What those hold is returned, in bytes, with what the step has made between graphs.
         """
         resident = self._resident([region], ())
-        resident["waiting"] = 0
+        resident["waiting"] = resident[BETWEEN] = 0
         if running is not None and running.plan is not None:
             pairs = zip(running.regions, running.plan.regions, strict=True)
             resident["waiting"] = sum(plan.saved_bytes for each, plan in pairs if each.tickets.waiting)
             resident["batch"] = running.plan.resident["batch"]  # which is that of the whole step
+            resident[BETWEEN] = max(running.plan.resident.get(BETWEEN, 0), self._called_with(region, running.batch))
         plan_one(
             region,
             budget=budget or self.options.budget_bytes,
@@ -126,12 +135,38 @@ class StepPlanner:
             estimate=self.options.estimate,
             loss_inside=self.options.loss is not None,
         )
-        return resident["waiting"]
+        return resident["waiting"] + resident[BETWEEN]
 
-    def _resident(self, regions: Sequence[Region], batch: Any) -> dict[str, int]:
+    def _resident(
+        self, regions: Sequence[Region], batch: Any, passed_on: Iterable[Storage] = ()
+    ) -> dict[str, int]:
+        """What is resident. Of what is passed on, that which nobody else counts: what the step makes, and what is
+        there before; on CUDA that is `other` anyway."""
         traced = [region.traced.unfused or region.traced for region in regions]
         multiplies = any(multiplies_matrices(graph.nodes) for graph in traced)
-        return resident_bytes(self.model, batch, self.options.optimizer, traced[0].device, multiplies=multiplies)
+        optimizer, device = self.options.optimizer, traced[0].device
+        resident = resident_bytes(self.model, batch, optimizer, device, multiplies=multiplies)
+        there, made = bytes_besides(passed_on, self._known(batch), device)
+        if made:
+            resident[BETWEEN] = made
+        if there and device.type != "cuda":
+            resident["other"] = there
+        return resident
+
+    def _known(self, batch: Any) -> list[torch.Tensor | None]:
+        """Tensors that are resident by another name."""
+        parameters = list(self.model.parameters())
+        leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        state = [] if self.options.optimizer is None else state_tensors(self.options.optimizer)
+        return [*parameters, *(p.grad for p in parameters), *self.model.buffers(), *leaves, *state]
+
+    def _called_with(self, region: Region, batch: Any) -> int:
+        """Bytes of what a graph in the middle of a step is called with now, and nobody else counts. Inputs with a
+        gradient come from graphs that wait for their backward."""
+        given = [tensor for example in region.example if (tensor := example()) is not None]
+        without = storages_behind(tensor for tensor in given if not tensor.requires_grad)
+        there, _ = bytes_besides(without, self._known(batch), region.traced.device)
+        return 0 if region.traced.device.type == "cuda" else there
 
     def _graphs(self, regions: Sequence[Region], late: Mapping[int, nn.Parameter]) -> list[Plannable]:
         """The step's graphs with their planners, as often as they run before the first backward."""
