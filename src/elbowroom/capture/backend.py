@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import fx
@@ -45,6 +45,7 @@ class Runnable(Protocol):
 
 
 R = TypeVar("R", bound=Runnable)
+OnRun: TypeAlias = Callable[[list[Any]], None]
 
 
 def make_backend(
@@ -52,16 +53,15 @@ def make_backend(
     on_capture: Callable[[R], None],
     on_refusal: Callable[[str], None],
     *,
-    on_inference: Callable[[], None] = lambda: None,
-    on_inference_run: Callable[[list[Any]], None] | None = None,
+    on_inference: Callable[[], OnRun | None] = lambda: None,
     fused: bool = False,
 ) -> Callable[..., Any]:
     """A backend that makes something runnable of every training graph it takes, and then calls `on_capture` with it,
     before the graph first runs.
 
     A graph that it does not take runs as it is, unless `on_refusal`, which gets the reason, raises an error; so does
-    a graph without any gradient, of which `on_inference` is told. Whenever one has run, `on_inference_run` gets its
-    outputs.
+    a graph without any gradient, of which `on_inference` is told. What that answers, if anything, gets the outputs of
+    the graph whenever it runs.
 
     `fused`: its programs will be compiled by Inductor, so the graph is traced as Inductor wants it.
     """
@@ -85,9 +85,7 @@ def make_backend(
 
         if fused:
             with unused_floats_left_alone(graph_module):
-                compiled = _trace_with_inductor(
-                    graph_module, example_inputs, partition, runnables, on_inference, on_inference_run
-                )
+                compiled = _trace_with_inductor(graph_module, example_inputs, partition, runnables, on_inference)
             return absent_gradients_shown(compiled) if runnables else compiled
 
         def forward_compiler(module: fx.GraphModule, _: Any) -> Any:
@@ -97,8 +95,7 @@ def make_backend(
             return _boxed(runnables[-1].backward) if runnables else _boxed_module(module)
 
         def inference_compiler(module: fx.GraphModule, _: Any) -> Any:
-            on_inference()
-            return _told(_boxed_module(module), on_inference_run)
+            return _told(_boxed_module(module), on_inference())
 
         compiler = aot_autograd(
             fw_compiler=forward_compiler,
@@ -147,8 +144,7 @@ def _trace_with_inductor(
     example_inputs: Any,
     partition: Callable[..., Any],
     runnables: Sequence[Runnable],
-    on_inference: Callable[[], None],
-    on_inference_run: Callable[[list[Any]], None] | None,
+    on_inference: Callable[[], OnRun | None],
 ) -> Any:
     """Inductor's own way to the joint graph: its decompositions and passes, then our partition by its hook.
 
@@ -167,8 +163,8 @@ def _trace_with_inductor(
 
     def inner_compile(module: fx.GraphModule, inputs: Any, **rest: Any) -> Any:
         if rest.get("is_inference"):
-            on_inference()
-            return _told(compile_fx_inner(module, inputs, **rest), on_inference_run)
+            on_run = on_inference()
+            return _told(compile_fx_inner(module, inputs, **rest), on_run)
         if not runnables:
             return compile_fx_inner(module, inputs, **rest)
         return _boxed(runnables[-1].backward if rest.get("is_backward") else runnables[-1].forward)
@@ -292,14 +288,14 @@ def _boxed_module(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     return _boxed(lambda arguments: module.forward(*arguments))
 
 
-def _told(compiled: Callable[[list[Any]], Any], on_run: Callable[[list[Any]], None] | None) -> Callable[..., Any]:
-    """The same, and whenever it has run, somebody gets its outputs."""
+def _told(compiled: Callable[[list[Any]], Any], on_run: OnRun | None) -> Callable[[list[Any]], Any]:
+    """The same, and somebody gets its outputs whenever it has run."""
     if on_run is None:
         return compiled
 
     def run(arguments: list[Any]) -> list[Any]:
-        outputs = compiled(arguments)
+        outputs: list[Any] = compiled(arguments)
         on_run(outputs)
-        return outputs  # type: ignore[no-any-return]
+        return outputs
 
     return _boxed(run)

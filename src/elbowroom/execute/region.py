@@ -46,8 +46,9 @@ class Looks:
 
     While `calls` is a list, the thread that looks runs no programs: regions write down that they were called, then
     end the call if `ends` is set, or else compute outputs only; `passed_on` then knows what went in and out. At other
-    times `may_run` is asked first, if there is one; a region that may not run ends the call. `begun` counts the regions that have begun to run. `on_backward` is
-    called when the backward of a region begins. What `hold` answers is kept with what a forward saves.
+    times `may_run` is asked first, if there is one; a region that may not run ends the call. `begun` counts the
+    regions that have begun to run. `on_backward` is called when the backward of a region begins. What `hold` answers
+    is kept with what a forward saves.
     """
 
     def __init__(self) -> None:
@@ -130,6 +131,7 @@ class Region:
         self.looks = looks
         self.programs: list[Ready] = []
         self.current = -1
+        self.sizes: dict[int, tuple[int, int]] = {}  # by program: its peak and what it saves, in bytes
         self.runs = 0
         self.tickets = Tickets()  # one for each forward
         self.watch: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered around every program run
@@ -188,6 +190,16 @@ class Region:
     @property
     def program(self) -> Program:
         return self.programs[self.current].build.program
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of the present program, above what is resident."""
+        return self.sizes.get(self.current, (0, 0))[0]
+
+    @property
+    def held_bytes(self) -> int:
+        """What its forwards have saved whose backward is still to come."""
+        return sum(self.sizes.get(program, (0, 0))[1] for program, *_ in self.tickets.waiting.values())
 
     @property
     def source(self) -> str:

@@ -120,7 +120,7 @@ class Looker:
             lambda traced: Region(traced, self.part_looks),
             self._part_captured,
             self._refusals.append,
-            on_inference_run=self._inference_ran,
+            on_inference=lambda: self._inference_ran,
             fused=self._fused,
         )
         self._whole = _compiled_whole(_with_own_code(self._step), whole)

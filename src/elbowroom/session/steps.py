@@ -60,8 +60,10 @@ class Entry:
     instead: Handle | None = None  # runs it with PyTorch's kernels, because fused ones could not
     instead_entry: Entry | None = None  # its entry there
     unwatched: int = 0  # steps that are still to be watched
+    unkept: list[nn.Parameter] = field(default_factory=list)  # no step that begins with their gradients was watched
     excess_bytes: int = 0  # of the latest step over the budget, for which no room is left yet
     batch: Any = ()  # what a step in parts was called with, while its forward runs
+    came: list[Region] = field(default_factory=list)  # the graphs of a step in parts, as far as its forward has run
     shortfall: str = ""  # why the budget is not kept although everything is planned, if it is not
 
     @property
@@ -72,6 +74,17 @@ class Entry:
     def sources(self) -> list[str]:
         """The programs that run, graph by graph."""
         return [region.source for region in self.regions]
+
+    @property
+    def held_bytes(self) -> int:
+        """What forwards of its graphs, and of those that came in their place, have saved for backwards to come."""
+        return sum(region.held_bytes for region in {*self.regions, *self.came})
+
+    def watch_kept_gradients(self) -> None:
+        """A step begins. The first ones that do so with gradients are watched anew: they may take more than all those
+        that were seen."""
+        if self.unkept and any(parameter.grad is not None for parameter in self.unkept):
+            self.unkept, self.unwatched = [], WATCHED_STEPS
 
     @property
     def begins_with_gradients(self) -> bool:
@@ -124,8 +137,7 @@ class StepPlanner:
         resident = self._resident([region], ())
         resident["waiting"] = resident[BETWEEN] = 0
         if running is not None and running.plan is not None:
-            pairs = zip(running.regions, running.plan.regions, strict=True)
-            resident["waiting"] = sum(plan.saved_bytes for each, plan in pairs if each.tickets.waiting)
+            resident["waiting"] = running.held_bytes
             resident["batch"] = running.plan.resident["batch"]  # which is that of the whole step
             resident[BETWEEN] = max(running.plan.resident.get(BETWEEN, 0), self._called_with(region, running.batch))
         plan_one(
@@ -137,9 +149,19 @@ class StepPlanner:
         )
         return resident["waiting"] + resident[BETWEEN]
 
-    def _resident(
-        self, regions: Sequence[Region], batch: Any, passed_on: Iterable[Storage] = ()
-    ) -> dict[str, int]:
+    def plan_least(self, region: Region) -> None:
+        """Install the program of a graph that takes the least memory."""
+        options = self.options
+        plan_one(
+            region,
+            budget=options.budget_bytes,
+            resident={},
+            estimate=options.estimate,
+            loss_inside=options.loss is not None,
+            least=True,
+        )
+
+    def _resident(self, regions: Sequence[Region], batch: Any, passed_on: Iterable[Storage] = ()) -> dict[str, int]:
         """What is resident. Of what is passed on, that which nobody else counts: what the step makes, and what is
         there before; on CUDA that is `other` anyway."""
         traced = [region.traced.unfused or region.traced for region in regions]
@@ -230,6 +252,8 @@ class StepPlanner:
             late_gradients=bool(entry.late),
         )
         entry.unwatched, entry.excess_bytes, entry.shortfall = 0 if shortfall else WATCHED_STEPS, 0, shortfall
+        is_unkept = not (entry.late or shortfall or keeps_gradients(self.model))
+        entry.unkept = [p for p in self.model.parameters() if p.requires_grad] if is_unkept else []
 
     def _load(
         self, plan: Plan, key: Any, sight: Sight, resident: Mapping[str, int], late: Mapping[int, nn.Parameter]
@@ -277,7 +301,7 @@ class StepPlanner:
         try:
             self._install(entry, _Found(self._found(entry, resident), resident), entry.plan.inputs)
         except BudgetTooSmall as refusal:
-            entry.unwatched, entry.shortfall = 0, short_of_room(refusal)
+            entry.unwatched, entry.unkept, entry.shortfall = 0, [], short_of_room(refusal)
 
     def _note_outside(self, entry: Entry) -> None:
         """What the latest step took too much was taken outside of its plan."""
