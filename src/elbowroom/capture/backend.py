@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import fx
@@ -45,6 +45,7 @@ class Runnable(Protocol):
 
 
 R = TypeVar("R", bound=Runnable)
+OnRun: TypeAlias = Callable[[list[Any]], None]
 
 
 def make_backend(
@@ -52,14 +53,15 @@ def make_backend(
     on_capture: Callable[[R], None],
     on_refusal: Callable[[str], None],
     *,
-    on_inference: Callable[[], None] = lambda: None,
+    on_inference: Callable[[], OnRun | None] = lambda: None,
     fused: bool = False,
 ) -> Callable[..., Any]:
     """A backend that makes something runnable of every training graph it takes, and then calls `on_capture` with it,
     before the graph first runs.
 
     A graph that it does not take runs as it is, unless `on_refusal`, which gets the reason, raises an error; so does
-    a graph without any gradient, of which `on_inference` is told.
+    a graph without any gradient, of which `on_inference` is told. What that answers, if anything, gets the outputs of
+    the graph whenever it runs.
 
     `fused`: its programs will be compiled by Inductor, so the graph is traced as Inductor wants it.
     """
@@ -93,8 +95,7 @@ def make_backend(
             return _boxed(runnables[-1].backward) if runnables else _boxed_module(module)
 
         def inference_compiler(module: fx.GraphModule, _: Any) -> Any:
-            on_inference()
-            return _boxed_module(module)
+            return _told(_boxed_module(module), on_inference())
 
         compiler = aot_autograd(
             fw_compiler=forward_compiler,
@@ -143,7 +144,7 @@ def _trace_with_inductor(
     example_inputs: Any,
     partition: Callable[..., Any],
     runnables: Sequence[Runnable],
-    on_inference: Callable[[], None],
+    on_inference: Callable[[], OnRun | None],
 ) -> Any:
     """Inductor's own way to the joint graph: its decompositions and passes, then our partition by its hook.
 
@@ -162,8 +163,9 @@ def _trace_with_inductor(
 
     def inner_compile(module: fx.GraphModule, inputs: Any, **rest: Any) -> Any:
         if rest.get("is_inference"):
-            on_inference()
-        if rest.get("is_inference") or not runnables:
+            on_run = on_inference()
+            return _told(compile_fx_inner(module, inputs, **rest), on_run)
+        if not runnables:
             return compile_fx_inner(module, inputs, **rest)
         return _boxed(runnables[-1].backward if rest.get("is_backward") else runnables[-1].forward)
 
@@ -284,3 +286,16 @@ def _boxed(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], 
 
 def _boxed_module(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     return _boxed(lambda arguments: module.forward(*arguments))
+
+
+def _told(compiled: Callable[[list[Any]], Any], on_run: OnRun | None) -> Callable[[list[Any]], Any]:
+    """The same, and somebody gets its outputs whenever it has run."""
+    if on_run is None:
+        return compiled
+
+    def run(arguments: list[Any]) -> list[Any]:
+        outputs: list[Any] = compiled(arguments)
+        on_run(outputs)
+        return outputs
+
+    return _boxed(run)

@@ -31,6 +31,7 @@ class Plannable:
     def install(self, planned: Planned) -> None:
         """From the next forward on, run what was planned."""
         self.region.install(self.build(planned.program, recorded=planned.recorded))
+        self.region.sizes[self.region.current] = planned.peak_bytes, planned.prediction.saved_bytes
 
 
 def recordable(captured: Captured) -> bool:

@@ -21,6 +21,7 @@ from elbowroom.capture.joint_graph import Captured, made_real, with_overwritten
 from elbowroom.errors import ElbowroomError
 from elbowroom.execute.accumulation import hooks_wait_for_gradients, on_unpacked, saved_tensors_are_packed
 from elbowroom.execute.emitter import emit, emit_backward, emit_outputs_only
+from elbowroom.execute.passed_on import PassedOn
 from elbowroom.execute.tickets import Tickets
 from elbowroom.measure.measured import Measured
 from elbowroom.step.program import Program, forward_only
@@ -44,13 +45,15 @@ class Looks:
     """Shared by the regions of a session, which uses it to look at a model, and to be asked before a region runs.
 
     While `calls` is a list, the thread that looks runs no programs: regions write down that they were called, then
-    end the call if `ends` is set, or else compute outputs only. At other times `may_run` is asked first, if there is
-    one; a region that may not run ends the call. `begun` counts the regions that have begun to run. `on_backward` is
-    called when the backward of a region begins. What `hold` answers is kept with what a forward saves.
+    end the call if `ends` is set, or else compute outputs only; `passed_on` then knows what went in and out. At other
+    times `may_run` is asked first, if there is one; a region that may not run ends the call. `begun` counts the
+    regions that have begun to run. `on_backward` is called when the backward of a region begins. What `hold` answers
+    is kept with what a forward saves.
     """
 
     def __init__(self) -> None:
         self.calls: list[Region] | None = None
+        self.passed_on = PassedOn()
         self.ends = False
         self.may_run: Callable[[Region], bool] | None = None
         self.on_backward: Callable[[], None] = lambda: None
@@ -61,7 +64,7 @@ class Looks:
     def begin(self, *, ends: bool) -> list[Region]:
         """The present thread looks from now on, until `calls` is None again."""
         calls: list[Region] = []
-        self._thread, self.ends, self.calls = get_ident(), ends, calls
+        self._thread, self.ends, self.calls, self.passed_on = get_ident(), ends, calls, PassedOn()
         return calls
 
     @contextmanager
@@ -128,6 +131,7 @@ class Region:
         self.looks = looks
         self.programs: list[Ready] = []
         self.current = -1
+        self.sizes: dict[int, tuple[int, int]] = {}  # by program: its peak and what it saves, in bytes
         self.runs = 0
         self.tickets = Tickets()  # one for each forward
         self.watch: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered around every program run
@@ -186,6 +190,16 @@ class Region:
     @property
     def program(self) -> Program:
         return self.programs[self.current].build.program
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of the present program, above what is resident."""
+        return self.sizes.get(self.current, (0, 0))[0]
+
+    @property
+    def held_bytes(self) -> int:
+        """What its forwards have saved whose backward is still to come."""
+        return sum(self.sizes.get(program, (0, 0))[1] for program, *_ in self.tickets.waiting.values())
 
     @property
     def source(self) -> str:
@@ -265,7 +279,10 @@ class Region:
         if self.looks.ends:
             raise Stopped(self)
         self._looked.append((self.example, [getattr(argument, "_version", 0) for argument in arguments]))
-        return self._outputs_only(arguments)
+        self.looks.passed_on.enter(arguments)
+        outputs = self._outputs_only(arguments)
+        self.looks.passed_on.leave(outputs)
+        return [*outputs, torch.tensor((0, -1, 0))]
 
     def note_overwritten(self) -> None:
         """A look has ended. Inputs that something outside of the graph has overwritten since, as a queue of keys is,
@@ -300,7 +317,7 @@ class Region:
             outputs = self._look(arguments)
         except torch.OutOfMemoryError:
             outputs = self._zeros(given)
-        return [*outputs, torch.tensor((0, -1, 0))]
+        return outputs
 
     def _zeros(self, given: list[Any]) -> list[Any]:
         """Outputs that only look right. Unfused, a forward may take more memory than the step that is to be planned;

@@ -16,15 +16,15 @@ ALONE = 2  # holders of a storage that one tensor has: the tensor, and who asks
 
 
 class Tickets:
-    """Issued tickets, by number."""
+    """Issued tickets, by number, and what else each says."""
 
     def __init__(self) -> None:
-        self._issued: dict[int, StorageWeakRef] = {}
+        self._issued: dict[int, tuple[StorageWeakRef, tuple[int, ...]]] = {}
 
     def issue(self, number: int, *more: int, held: Any = None) -> torch.Tensor:
         """A ticket. What is `held` with it lives as long as autograd keeps the ticket."""
         ticket = torch.tensor((number, *more)) if held is None else _held_with((number, *more), held)
-        self._issued[number] = StorageWeakRef(ticket.untyped_storage())
+        self._issued[number] = StorageWeakRef(ticket.untyped_storage()), more
         return ticket
 
     def collect(self, number: int) -> None:
@@ -32,10 +32,10 @@ class Tickets:
         self._issued.pop(number, None)
 
     @property
-    def waiting(self) -> set[int]:
-        """Those whose backward is still to come."""
-        self._issued = {number: storage for number, storage in self._issued.items() if not storage.expired()}
-        return set(self._issued)
+    def waiting(self) -> dict[int, tuple[int, ...]]:
+        """Those whose backward is still to come, and what else they say."""
+        self._issued = {number: known for number, known in self._issued.items() if not known[0].expired()}
+        return {number: more for number, (_, more) in self._issued.items()}
 
 
 class _Numbers(bytearray):

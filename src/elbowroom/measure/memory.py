@@ -244,12 +244,12 @@ def allocated_storages(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedSto
             with suppress(RuntimeError):  # sparse tensors, and wrappers without a storage of their own
                 # Python may never have seen a gradient that autograd stored.
                 for held in (tensor, tensor.grad if tensor.is_leaf else None):
-                    if held is not None and _is_allocated(storage := held.untyped_storage()):
+                    if held is not None and is_allocated(storage := held.untyped_storage()):
                         storages[storage._cdata] = storage
     return list(storages.values())
 
 
-def _is_allocated(storage: torch.UntypedStorage) -> bool:
+def is_allocated(storage: torch.UntypedStorage) -> bool:
     """Whether it came from the CPU allocator, not from numpy, a file or another process."""
     return storage.device.type == "cpu" and storage.nbytes() > 0 and storage.resizable() and not storage.is_shared()
 

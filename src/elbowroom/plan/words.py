@@ -35,7 +35,11 @@ _REASONS = (
     (r", without moves it does not fit", "; with nothing on the host, it would not fit"),
     (rf", without moves {_SLOWER}", "; with nothing on the host, it would take {}"),
 )
-_RESIDENT = {"optimizer": "optimizer state", "other": "whatever else is allocated there"}
+_RESIDENT = {
+    "optimizer": "optimizer state",
+    "other": "whatever else is allocated there",
+    "between graphs": "tensors made before and between the planned parts",
+}
 
 
 def method_in_words(method: str) -> str:

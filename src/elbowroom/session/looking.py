@@ -8,6 +8,7 @@ step runs once, computing outputs only, and everything that it changed is put ba
 
 from __future__ import annotations
 
+import gc
 import random
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,7 @@ from elbowroom.capture.backend import capture_settings, make_backend
 from elbowroom.capture.joint_graph import DATA_DEPENDENT
 from elbowroom.capture.unplanned import unplanned_nodes
 from elbowroom.errors import ElbowroomError, first_line, let_go_of_values
+from elbowroom.execute.passed_on import Storage
 from elbowroom.execute.region import Looks, Region, Stopped
 from elbowroom.measure.undisturbed import undisturbed
 
@@ -40,10 +42,12 @@ _MOST_LOOKS = 4  # at a step in parts: after two that differ, what differs is an
 
 @dataclass(frozen=True)
 class Sight:
-    """The graphs that one call runs, in order; a graph may run twice. `left_out` says what no graph holds, if any."""
+    """The graphs that one call runs, in order; a graph may run twice. `left_out` says what no graph holds, if any.
+    `passed_on` is what they are called with that none of them makes, and what other graphs leave in memory."""
 
     regions: tuple[Region, ...]
     left_out: str = ""
+    passed_on: tuple[Storage, ...] = ()
 
 
 class NotWhole(Exception):
@@ -116,6 +120,7 @@ class Looker:
             lambda traced: Region(traced, self.part_looks),
             self._part_captured,
             self._refusals.append,
+            on_inference=lambda: self._inference_ran,
             fused=self._fused,
         )
         self._whole = _compiled_whole(_with_own_code(self._step), whole)
@@ -195,13 +200,19 @@ class Looker:
                 self._traced_parts = 0
                 with self.part_looks.looking(ends=False) as calls:
                     outputs = self.run_parts(args, kwargs)
+                    self.part_looks.passed_on.end()
                 for region in set(calls):
                     region.note_overwritten()
                 left_out = unplanned_nodes(self.model, outputs)
                 del outputs
                 if not self._traced_parts:
                     break
-        return Sight(tuple(calls), self._said_of(tuple(calls), left_out))
+        gc.collect()  # so that what the look has made can be told from what is there before a step
+        return Sight(tuple(calls), self._said_of(tuple(calls), left_out), self.part_looks.passed_on.found)
+
+    def _inference_ran(self, outputs: list[Any]) -> None:
+        if self.part_looks.now:
+            self.part_looks.passed_on.made(outputs)
 
     def _part_captured(self, region: Region) -> None:
         self._traced_parts += 1

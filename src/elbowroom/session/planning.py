@@ -95,13 +95,20 @@ def plan_on_trial(
 
 
 def plan_one(
-    region: Region, *, budget: int, resident: Mapping[str, int], estimate: bool, loss_inside: bool
+    region: Region,
+    *,
+    budget: int,
+    resident: Mapping[str, int],
+    estimate: bool,
+    loss_inside: bool,
+    least: bool = False,
 ) -> Planned:
-    """Plan and install one graph by itself, with PyTorch's kernels, of which it is known what they take."""
+    """Plan and install one graph by itself, with PyTorch's kernels, of which it is known what they take: the fastest
+    program that fits, or the `least`, whatever fits."""
     traced = region.traced.unfused or region.traced
     graph = plannable(region, measured(traced, given=region.given, estimate=estimate), loss_inside=loss_inside)
     room = room_within(budget, sum(resident.values()), cuda=_on_cuda([graph]))
-    planned = graph.planner.best(room)
+    planned = graph.planner.least if least else graph.planner.best(room)
     if planned is None:
         raise too_small(budget, resident, [graph])
     graph.install(planned)

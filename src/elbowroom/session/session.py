@@ -33,6 +33,7 @@ from elbowroom.session.inputs import check_optimizer
 from elbowroom.session.looking import Looker, NotWhole, Sight
 from elbowroom.session.options import Options
 from elbowroom.session.planning import fused_or_plain
+from elbowroom.session.row import Row
 from elbowroom.session.saying import no_backward, say_fallback, too_many_shapes
 from elbowroom.session.steps import Entry, StepPlanner
 from elbowroom.session.watching import Watch
@@ -64,6 +65,7 @@ class Session(Handle):
         self._planning = RLock()
         self._planner = StepPlanner(model, options)
         self._watch = Watch(model, self._look_at_peak)
+        self._row = Row(self._planner, self._watch, self._say_unplanned)
         limit = (_MOST_TRACES + 1) * (options.max_shapes + 1)
         self._looker = Looker(
             model,
@@ -73,7 +75,7 @@ class Session(Handle):
             fused=options.fuses,
             graph_limit=limit,
         )
-        self._looker.looks.may_run = self._may_run
+        self._looker.looks.may_run, self._looker.part_looks.may_run = self._may_run, self._row.comes
         for looks in (self._looker.looks, self._looker.part_looks):
             looks.on_backward, looks.hold = self._watch.backward_begins, self._watch.hold
 
@@ -125,6 +127,7 @@ class Session(Handle):
         if entry is not self._running:
             self._release_others(entry)
             self._running = self._latest = entry
+        entry.watch_kept_gradients()
         if entry.unwatched and entry.plan is not None:
             self._watch.begin(entry, entry.plan, entry.graphs[0].device, self.options.optimizer)
 
@@ -156,7 +159,8 @@ class Session(Handle):
         looks, expected = self._looker.part_looks, len(entry.regions) // self.options.forwards
         begun = looks.begun
         try:
-            outputs = self._looker.run_parts(args, kwargs)
+            with self._row.follow(entry, entry.regions[:expected], (args, kwargs)):
+                outputs = self._looker.run_parts(args, kwargs)
         except BaseException:
             self._watch.give_up()  # maybe nothing is there yet that would tell it so
             raise
@@ -348,6 +352,7 @@ class Session(Handle):
         refused before it begins.
         """
         self._midway.add(region)
+        self._row.was_fitted(region)
         self._traced_midway = True
         least = ""
         with self._watch.paused():

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from elbowroom.capture.fingerprint import fingerprint
 from elbowroom.errors import BudgetTooSmall
+from elbowroom.execute.passed_on import Storage, bytes_besides, storages_behind
 from elbowroom.execute.plannable import Plannable
 from elbowroom.execute.region import Region
 from elbowroom.measure.cache import setting_of
 from elbowroom.measure.measured import measured
+from elbowroom.measure.optimizer_state import state_tensors
 from elbowroom.measure.resident import multiplies_matrices, optimizer_bytes, resident_bytes, step_temporaries
 from elbowroom.plan.plan import Plan
 from elbowroom.plan.planner import Planned
@@ -34,7 +38,7 @@ from elbowroom.session.planning import (
     planned_all,
 )
 from elbowroom.session.saying import short_of_room, too_small
-from elbowroom.session.watching import OUTSIDE, WATCHED_STEPS, more_outside
+from elbowroom.session.watching import BETWEEN, OUTSIDE, WATCHED_STEPS, more_outside
 
 if TYPE_CHECKING:
     from elbowroom.execute.trials import Trials
@@ -56,7 +60,10 @@ class Entry:
     instead: Handle | None = None  # runs it with PyTorch's kernels, because fused ones could not
     instead_entry: Entry | None = None  # its entry there
     unwatched: int = 0  # steps that are still to be watched
+    unkept: list[nn.Parameter] = field(default_factory=list)  # no step that begins with their gradients was watched
     excess_bytes: int = 0  # of the latest step over the budget, for which no room is left yet
+    batch: Any = ()  # what a step in parts was called with, while its forward runs
+    came: list[Region] = field(default_factory=list)  # the graphs of a step in parts, as far as its forward has run
     shortfall: str = ""  # why the budget is not kept although everything is planned, if it is not
 
     @property
@@ -67,6 +74,17 @@ class Entry:
     def sources(self) -> list[str]:
         """The programs that run, graph by graph."""
         return [region.source for region in self.regions]
+
+    @property
+    def held_bytes(self) -> int:
+        """What forwards of its graphs, and of those that came in their place, have saved for backwards to come."""
+        return sum(region.held_bytes for region in {*self.regions, *self.came})
+
+    def watch_kept_gradients(self) -> None:
+        """A step begins. The first ones that do so with gradients are watched anew: they may take more than all those
+        that were seen."""
+        if self.unkept and any(parameter.grad is not None for parameter in self.unkept):
+            self.unkept, self.unwatched = [], WATCHED_STEPS
 
     @property
     def begins_with_gradients(self) -> bool:
@@ -98,8 +116,11 @@ class StepPlanner:
     def plan(self, key: Any, sight: Sight, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
         if not sight.regions:
             return Entry(key, unplanned=sight.left_out)
-        resident = self._resident(sight.regions, (args, dict(kwargs)))
-        resident["batch"] *= self.options.forwards
+        examples = [example() for region in sight.regions for example in region.example]
+        passed_on = sight.passed_on or storages_behind(examples)
+        resident = self._resident(sight.regions, (args, dict(kwargs)), passed_on)
+        for name in {"batch", BETWEEN} & resident.keys():
+            resident[name] *= self.options.forwards
         late = late_parameters(self.model, sight.regions, self.options, resident)
         if self.options.plan is not None:
             return self._load(self.options.plan, key, sight, resident, late)
@@ -111,14 +132,14 @@ class StepPlanner:
         """A graph is traced in the middle of a step in parts: something else than the shape has changed.
 
         It gets a plan of its own, at once, for one step, within what those that wait for their backward leave of the
-        budget, or of another one. What those hold is returned, in bytes.
+        budget, or of another one. What those hold is returned, in bytes, with what the step has made between graphs.
         """
         resident = self._resident([region], ())
-        resident["waiting"] = 0
+        resident["waiting"] = resident[BETWEEN] = 0
         if running is not None and running.plan is not None:
-            pairs = zip(running.regions, running.plan.regions, strict=True)
-            resident["waiting"] = sum(plan.saved_bytes for each, plan in pairs if each.tickets.waiting)
+            resident["waiting"] = running.held_bytes
             resident["batch"] = running.plan.resident["batch"]  # which is that of the whole step
+            resident[BETWEEN] = max(running.plan.resident.get(BETWEEN, 0), self._called_with(region, running.batch))
         plan_one(
             region,
             budget=budget or self.options.budget_bytes,
@@ -126,12 +147,48 @@ class StepPlanner:
             estimate=self.options.estimate,
             loss_inside=self.options.loss is not None,
         )
-        return resident["waiting"]
+        return resident["waiting"] + resident[BETWEEN]
 
-    def _resident(self, regions: Sequence[Region], batch: Any) -> dict[str, int]:
+    def plan_least(self, region: Region) -> None:
+        """Install the program of a graph that takes the least memory."""
+        options = self.options
+        plan_one(
+            region,
+            budget=options.budget_bytes,
+            resident={},
+            estimate=options.estimate,
+            loss_inside=options.loss is not None,
+            least=True,
+        )
+
+    def _resident(self, regions: Sequence[Region], batch: Any, passed_on: Iterable[Storage] = ()) -> dict[str, int]:
+        """What is resident. Of what is passed on, that which nobody else counts: what the step makes, and what is
+        there before; on CUDA that is `other` anyway."""
         traced = [region.traced.unfused or region.traced for region in regions]
         multiplies = any(multiplies_matrices(graph.nodes) for graph in traced)
-        return resident_bytes(self.model, batch, self.options.optimizer, traced[0].device, multiplies=multiplies)
+        optimizer, device = self.options.optimizer, traced[0].device
+        resident = resident_bytes(self.model, batch, optimizer, device, multiplies=multiplies)
+        there, made = bytes_besides(passed_on, self._known(batch), device)
+        if made:
+            resident[BETWEEN] = made
+        if there and device.type != "cuda":
+            resident["other"] = there
+        return resident
+
+    def _known(self, batch: Any) -> list[torch.Tensor | None]:
+        """Tensors that are resident by another name."""
+        parameters = list(self.model.parameters())
+        leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        state = [] if self.options.optimizer is None else state_tensors(self.options.optimizer)
+        return [*parameters, *(p.grad for p in parameters), *self.model.buffers(), *leaves, *state]
+
+    def _called_with(self, region: Region, batch: Any) -> int:
+        """Bytes of what a graph in the middle of a step is called with now, and nobody else counts. Inputs with a
+        gradient come from graphs that wait for their backward."""
+        given = [tensor for example in region.example if (tensor := example()) is not None]
+        without = storages_behind(tensor for tensor in given if not tensor.requires_grad)
+        there, _ = bytes_besides(without, self._known(batch), region.traced.device)
+        return 0 if region.traced.device.type == "cuda" else there
 
     def _graphs(self, regions: Sequence[Region], late: Mapping[int, nn.Parameter]) -> list[Plannable]:
         """The step's graphs with their planners, as often as they run before the first backward."""
@@ -195,6 +252,8 @@ class StepPlanner:
             late_gradients=bool(entry.late),
         )
         entry.unwatched, entry.excess_bytes, entry.shortfall = 0 if shortfall else WATCHED_STEPS, 0, shortfall
+        is_unkept = not (entry.late or shortfall or keeps_gradients(self.model))
+        entry.unkept = [p for p in self.model.parameters() if p.requires_grad] if is_unkept else []
 
     def _load(
         self, plan: Plan, key: Any, sight: Sight, resident: Mapping[str, int], late: Mapping[int, nn.Parameter]
@@ -242,7 +301,7 @@ class StepPlanner:
         try:
             self._install(entry, _Found(self._found(entry, resident), resident), entry.plan.inputs)
         except BudgetTooSmall as refusal:
-            entry.unwatched, entry.shortfall = 0, short_of_room(refusal)
+            entry.unwatched, entry.unkept, entry.shortfall = 0, [], short_of_room(refusal)
 
     def _note_outside(self, entry: Entry) -> None:
         """What the latest step took too much was taken outside of its plan."""

@@ -22,6 +22,7 @@ from elbowroom.measure.step_peak import StepPeak
 from elbowroom.plan.plan import Plan
 
 OUTSIDE = "outside the plan"  # among what is resident: what was seen to be taken besides, and is left free
+BETWEEN = "between graphs"  # among what is resident: what a step makes before and between its planned graphs
 WATCHED_STEPS = 3  # of each plan: the second may begin with gradients or an optimizer's state that the first made
 
 
@@ -170,7 +171,8 @@ def _base_bytes(model: nn.Module, plan: Plan, device: torch.device, optimizer: A
 
 
 def _known_bytes(resident: Mapping[str, int]) -> int:
-    return sum(size for name, size in resident.items() if name != OUTSIDE)
+    """Without what is not there yet when a step begins."""
+    return sum(size for name, size in resident.items() if name not in (OUTSIDE, BETWEEN))
 
 
 def more_outside(plan: Plan, excess_bytes: int) -> int:
