@@ -340,3 +340,29 @@ def test_hooks_registered_after_fit_run(hook):
     assert seen[ours]
     for p, q in zip(plain.parameters(), ours.parameters(), strict=True):
         assert torch.equal(p.grad, q.grad)
+
+
+@pytest.mark.parametrize("start", [2**62, 2**63 - 1, 2**70, -(2**63) - 1])
+def test_integers_of_any_size_may_change(start):
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.count = nn.Linear(8, 8), start
+
+        def forward(self, x):
+            self.count += 1
+            return torch.tanh(self.layer(x)) * (self.count % 7)
+
+    torch.manual_seed(0)
+    plain, x = Counts(), torch.randn(4, 8)
+    ours = copy.deepcopy(plain)
+    elbowroom.fit(ours, x, budget="1MiB", times="estimate")
+    for _ in range(4):
+        outputs = [model(x) for model in (plain, ours)]
+        assert torch.equal(*outputs)
+        for model, output in zip((plain, ours), outputs, strict=True):
+            model.zero_grad()
+            output.sum().backward()
+        for p, q in zip(plain.parameters(), ours.parameters(), strict=True):
+            assert torch.equal(p.grad, q.grad)
+    assert plain.count == ours.count == start + 4
