@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import random
 import warnings
@@ -340,3 +341,65 @@ def test_hooks_registered_after_fit_run(hook):
     assert seen[ours]
     for p, q in zip(plain.parameters(), ours.parameters(), strict=True):
         assert torch.equal(p.grad, q.grad)
+
+
+@pytest.mark.parametrize("start", [2**62, 2**63 - 1, 2**70, -(2**63) - 1])
+def test_integers_of_any_size_may_change(start):
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.count = nn.Linear(8, 8), start
+
+        def forward(self, x):
+            self.count += 1
+            return torch.tanh(self.layer(x)) * (self.count % 7)
+
+    torch.manual_seed(0)
+    plain, x = Counts(), torch.randn(4, 8)
+    ours = copy.deepcopy(plain)
+    elbowroom.fit(ours, x, budget="1MiB", times="estimate")
+    for _ in range(4):
+        outputs = [model(x) for model in (plain, ours)]
+        assert torch.equal(*outputs)
+        for model, output in zip((plain, ours), outputs, strict=True):
+            model.zero_grad()
+            output.sum().backward()
+        for p, q in zip(plain.parameters(), ours.parameters(), strict=True):
+            assert torch.equal(p.grad, q.grad)
+    assert plain.count == ours.count == start + 4
+
+
+class LogsIfAsked(nn.Module):
+    """`log` may be None."""
+
+    def __init__(self, log, reads):
+        super().__init__()
+        self.layer, self.log, self.other, self.reads = nn.Linear(8, 8), log, [], reads
+
+    def forward(self, x):
+        if self.log is not None:
+            self.log.append(2)
+        if self.reads and self.log is self.other:
+            return self.layer(x)
+        return self.layer(x) * (sum(self.log) if self.reads and self.log else 1)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("log", [None, [], collections.deque(maxlen=3)])
+def test_a_log_that_may_be_none(log, reads):
+    torch.manual_seed(0)
+    plain, x = LogsIfAsked(log, reads), torch.randn(4, 8)
+    ours = copy.deepcopy(plain)
+    elbowroom.fit(ours, x, budget="1MiB", times="estimate")
+    for _ in range(5):
+        outputs = [model(x) for model in (plain, ours)]
+        assert torch.equal(*outputs)
+        outputs[1].sum().backward()
+        assert ours.log == plain.log
+        assert ours.other == []
+    for model in (plain, ours):
+        model.log = None if log is not None else []
+    assert torch.equal(plain(x), ours(x))
+    assert ours.log == plain.log
+    if not reads:
+        assert max(ours.elbowroom._traces.values()) <= 4

@@ -2,9 +2,9 @@
 
 Dynamo makes a list that it meets a list of what is in it now. That holds for one length only, so the next step, which
 finds the list longer, is another one. But appending needs no more than the list itself. So a list that is about to
-be asked for its `append` is not looked into. What is appended to it is written down, and the traced step calls
-`append` after its graph has run, in that order; Dynamo does so with functions that log, and its way is used here. The
-length may be asked for besides: it becomes a number that is an input of the graph.
+be asked for its `append`, or whether it is None, is not looked into. What is appended to it is written down, and the
+traced step calls `append` after its graph has run, in that order; Dynamo does so with functions that log, and its way
+is used here. The length may be asked for besides: it becomes a number that is an input of the graph.
 
 Whatever else happens to such a list in the same trace, or if something is appended that is not known to allow it,
 tracing begins again, and that list is treated as Dynamo does.
@@ -75,8 +75,10 @@ def _can_wait(tx: Any) -> bool:
 
 
 def _is_about_to_append(tx: Any) -> bool:
-    """Whether `….append` is what is being traced."""
+    """Whether `….append` is what is being traced, or `… is None`, which may come before it."""
     instruction = tx.output.current_tx.current_instruction
+    if instruction.opname == "IS_OP":  # what `if … is None` is to Dynamo, too
+        return True
     return instruction.opname in ("LOAD_METHOD", "LOAD_ATTR") and instruction.argval == "append"
 
 

@@ -333,20 +333,31 @@ class Region:
 
 
 class _Number(torch.Tensor):
-    """A number on its way from forward to backward: autograd saves tensors only."""
+    """A number on its way from forward to backward: autograd saves tensors only. An integer of more than eight bytes
+    is a row of them."""
 
 
 def _numbers_as_tensors(outputs: list[Any], visible: int) -> list[Any]:
     """What goes to the backward as tensors; what the user gets stays as it is."""
     saved = (
-        value if isinstance(value, torch.Tensor) else torch.tensor(value).as_subclass(_Number)
+        value if isinstance(value, torch.Tensor) else _as_tensor(value).as_subclass(_Number)
         for value in outputs[visible:]
     )
     return [*outputs[:visible], *saved]
 
 
+def _as_tensor(number: Any) -> torch.Tensor:
+    if isinstance(number, int) and number.bit_length() > 63:
+        size = number.bit_length() // 8 + 1
+        return torch.tensor(list(number.to_bytes(size, "little", signed=True)), dtype=torch.uint8)
+    return torch.tensor(number)
+
+
 def _as_number(value: Any) -> Any:
-    return value.as_subclass(torch.Tensor).item() if isinstance(value, _Number) else value
+    if not isinstance(value, _Number):
+        return value
+    tensor = value.as_subclass(torch.Tensor)
+    return int.from_bytes(bytes(tensor.tolist()), "little", signed=True) if tensor.dim() else tensor.item()
 
 
 def _emitted(build: Build) -> Ready:

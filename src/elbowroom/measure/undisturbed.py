@@ -1,8 +1,9 @@
 """Runs a user's code so that nothing of it stays: what it changed is put back, what it prints is not seen.
 
 A model that PyTorch cannot trace in one piece has to be run to be looked at, and running it has effects: counters
-count, lists grow, buffers move, random numbers are drawn, lines are printed. None of that belongs to training. What
-cannot be put back is what happens outside of the process, and what only globals and closures refer to.
+count, lists grow, buffers move, random numbers are drawn, lines are printed. None of that belongs to training. An
+iterator cannot be set back, so a copy takes its place meanwhile. What cannot be put back is what happens outside of
+the process, and what only globals and closures refer to.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _FIXED = (
 @contextmanager
 def undisturbed(*roots: Any) -> Iterator[None]:
     """Whatever the block does to the objects behind the roots (modules, containers, tensors), to the generators of
-    random numbers and to what is printed, it is afterwards as if the block had not run."""
+    random numbers and to what is printed, it is afterwards as if the block had not run. `Irreversible` if something
+    is among them that cannot be put back; then nothing has run."""
     put_back = _remembered(roots)
     with ExitStack() as stack:
         stack.enter_context(random_state_kept())
@@ -51,6 +53,10 @@ def undisturbed(*roots: Any) -> Iterator[None]:
         finally:
             for put in put_back:
                 put()
+
+
+class Irreversible(Exception):
+    """Something cannot be put back as it was; the text says what."""
 
 
 @contextmanager
@@ -70,17 +76,23 @@ def _remembered(roots: tuple[Any, ...]) -> list[Callable[[], None]]:
     """How to put back everything that can change and that the roots lead to."""
     put_back: list[Callable[[], None]] = []
     seen: set[int] = set()
+    iterators = _Iterators()
     waiting = list(roots)
     with torch.no_grad():
-        while waiting and len(seen) < _MOST_OBJECTS:
-            thing = waiting.pop()
-            if id(thing) in seen or isinstance(thing, _FIXED):
-                continue
-            seen.add(id(thing))
-            put, inside = _memory_of(thing)
-            if put is not None:
-                put_back.append(put)
-            waiting.extend(inside)
+        try:
+            while waiting and len(seen) < _MOST_OBJECTS:
+                thing = waiting.pop()
+                if id(thing) in seen or isinstance(thing, _FIXED):
+                    continue
+                seen.add(id(thing))
+                put, inside = _memory_of(thing)
+                if put is not None:
+                    put_back.append(put)
+                waiting.extend(iterators.replaced_in(thing, inside))
+        except Irreversible:
+            for put in put_back:
+                put()
+            raise
     return put_back
 
 
@@ -114,6 +126,48 @@ def _memory_of(thing: Any) -> tuple[Callable[[], None] | None, list[Any]]:
         bits = thing.get_state()
         return partial(_set_generator, thing, bits), []
     return _object_memory(thing)
+
+
+class _Iterators:
+    """Copies that take the place of iterators in what holds them, until that is put back."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, tuple[Any, Any]] = {}  # by identity: the iterator, which stays, and its copy
+
+    def replaced_in(self, holder: Any, inside: list[Any]) -> list[Any]:
+        """What is inside of a holder besides iterators; in the holder, copies are in their place now."""
+        found = [thing for thing in inside if _is_iterator(thing)]
+        if not found:
+            return inside
+        holder = holder if isinstance(holder, dict | list | deque) else getattr(holder, "__dict__", None)
+        places = holder.items() if isinstance(holder, dict) else enumerate(holder or ())
+        held = [(place, thing) for place, thing in places if _is_iterator(thing)]
+        if holder is None or len(held) < len(found):
+            raise Irreversible(f"a {type(found[0]).__name__}, which could not be set back")
+        for place, thing in held:
+            holder[place] = self._copied(thing)
+        return [thing for thing in inside if not _is_iterator(thing)]
+
+    def _copied(self, thing: Any) -> Any:
+        if not _is_iterator(thing):
+            return thing
+        if id(thing) not in self._copies:
+            try:
+                make, given, *state = thing.__reduce__()
+            except TypeError:
+                raise Irreversible(f"a {type(thing).__name__}, which could not be set back") from None
+            copied = make(*(self._copied(each) for each in given))
+            if state and state[0] is not None:
+                copied.__setstate__(state[0])
+            self._copies[id(thing)] = thing, copied
+        return self._copies[id(thing)][1]
+
+
+def _is_iterator(thing: Any) -> bool:
+    """Whether it is one of Python's own, written in C: objects of other classes have attributes, and those are kept.
+    Files are none of a model's state."""
+    kind = type(thing)
+    return hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools")
 
 
 def _held_by(function: types.FunctionType) -> list[Any]:

@@ -34,7 +34,7 @@ from elbowroom.capture.unplanned import unplanned_nodes
 from elbowroom.errors import ElbowroomError, first_line, let_go_of_values
 from elbowroom.execute.passed_on import Storage
 from elbowroom.execute.region import Looks, Region, Stopped
-from elbowroom.measure.undisturbed import undisturbed
+from elbowroom.measure.undisturbed import Irreversible, undisturbed
 
 _NUMBERS = count(1)
 _MOST_LOOKS = 4  # at a step in parts: after two that differ, what differs is an input
@@ -189,11 +189,18 @@ class Looker:
             return self._parts(*args, **kwargs)
 
     def look_at_parts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sight:
-        """What one call runs, and what it leaves out. What the call changes is put back.
+        """What one call runs, and what it leaves out. What the call changes is put back; if that cannot be, nothing
+        runs.
 
         The step runs until nothing new is traced: numbers that change from step to step, as counters and random ones
         do, are known as such only once they have changed.
         """
+        try:
+            return self._look_undisturbed(args, kwargs)
+        except Irreversible as refusal:
+            return Sight((), f"it has to be run to be looked at, and holds {refusal}; stages=[…] needs no tracing")
+
+    def _look_undisturbed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sight:
         with undisturbed(self.model, self._step, args, dict(kwargs)), torch.enable_grad():
             for _ in range(_MOST_LOOKS):
                 self._refusals[:] = []

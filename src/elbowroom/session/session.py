@@ -26,7 +26,7 @@ from elbowroom.errors import BudgetTooSmall, ElbowroomError, first_line
 from elbowroom.execute.region import Region, Stopped
 from elbowroom.measure.random_state import random_state_kept
 from elbowroom.measure.resident import device_bytes, give_back_cached
-from elbowroom.measure.undisturbed import undisturbed
+from elbowroom.measure.undisturbed import Irreversible, undisturbed
 from elbowroom.session.calls import call_key
 from elbowroom.session.handle import Handle
 from elbowroom.session.inputs import check_optimizer
@@ -279,7 +279,7 @@ class Session(Handle):
 
     def _raise_own_error(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """If a step fails without elbowroom, too, that is the error to be seen."""
-        with undisturbed(self.model, self.step, args, dict(kwargs)):
+        with suppress(Irreversible), undisturbed(self.model, self.step, args, dict(kwargs)):
             with torch.no_grad(), suppress(Exception):
                 self.step(*args, **kwargs)
                 return
