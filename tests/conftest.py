@@ -45,8 +45,8 @@ def elbowroom(capsys):
 def older_objects_stay():
     """Garbage collection looks past what modules before this one have left.
 
-    PyTorch keeps what it traced, gigabytes after some hundred tests, and elbowroom collects garbage before it measures:
-    each time, all of that would be looked through, in seconds.
+    PyTorch keeps what it traced, gigabytes after some hundred tests, and elbowroom collects garbage before it
+    measures: each time, all of that would be looked through, in seconds.
     """
     gc.collect()
     gc.freeze()

@@ -110,6 +110,12 @@ def test_no_two_files_of_one_name_mean_different_things():
     assert set(twice) <= known, twice
 
 
+def test_no_two_files_of_tests_have_one_name():
+    """pytest knows them by their names alone, and collects the first."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 @pytest.mark.parametrize("folder", ["src", "tests", "benchmarks"])
 def test_files_and_functions_can_be_held_in_the_head(folder):
     long_files, long_functions = [], []
