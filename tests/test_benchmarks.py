@@ -58,6 +58,7 @@ def test_plans_of_whole_models_are_compared_without_running_them(tmp_path):
     assert "Value by value, plans are" in done.stdout
 
 
+@pytest.mark.slow
 def test_what_moving_would_gain_is_planned_without_running(tmp_path):
     pytest.importorskip("torch")
     numbers = tmp_path / "moves.json"
