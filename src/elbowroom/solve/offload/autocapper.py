@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, final
 
-import numpy as np
-
 from elbowroom.problem import Chain, Problem
-from elbowroom.schedule import Backward, Forward, Operation, simulate
+from elbowroom.schedule import Backward, Forward, Operation
 from elbowroom.solve.method import Found, Method, Options
 from elbowroom.solve.offload.graded import Graded, fallback, without_need
 from elbowroom.solve.offload.leanest import Leanest
 from elbowroom.solve.offload.limits import SavedChain
-from elbowroom.solve.offload.placing import Move, place
+from elbowroom.solve.offload.placing import Move, levels_without_moves, place
 from elbowroom.solve.persistent import Sweep
 
 AMOUNTS = 40  # as in 001
@@ -69,9 +67,7 @@ def _recomputing(chain: Chain, budget: int, options: Options) -> Iterator[tuple[
 
 def capped(chain: Chain, computing: Sequence[Operation], budget: int) -> list[Move] | None:
     """The values to move so that the peak is within the budget; None if that is not enough."""
-    levels = np.zeros(len(computing), dtype=np.int64)
-    for span in simulate(chain, computing).spans:
-        levels[span.operation] = max(levels[span.operation], span.bytes)
+    levels = levels_without_moves(chain, computing)
     values = sorted(_values(chain, computing), key=lambda value: value.number)
     moves: list[Move] = []
     while levels[peak := int(levels.argmax())] > budget:

@@ -36,6 +36,7 @@ from elbowroom.solve.offload.priced import (
     computing_time,
     link_time,
 )
+from elbowroom.solve.offload.sets import rank
 from elbowroom.solve.persistent import Persistent
 from elbowroom.solve.slots import CUSTOMARY, FEWEST, divide, useful_bytes
 
@@ -113,7 +114,7 @@ class _Search:
     def _note(self, name: str, found: Simulation | None, chosen: Chosen | None = None) -> float:
         if found is None:
             return inf
-        if self.best is None or _rank(found) < _rank(self.best):
+        if self.best is None or rank(found) < rank(self.best):
             self.best, self.chosen, self.found_by = found, chosen, name
         return found.time
 
@@ -184,8 +185,3 @@ class _Search:
                 fewer = tuple(each for each in self.chosen.moves if each != move)
                 self._try("prices", Chosen(chosen.computing, fewer), budget)
             improved = self.best.time < before
-
-
-def _rank(simulation: Simulation) -> tuple[float, float, int]:
-    """Faster first; of equals what moves less, and then what takes less memory."""
-    return simulation.time, simulation.link_time, simulation.peak_bytes

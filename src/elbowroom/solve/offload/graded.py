@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from elbowroom.problem import Chain
+from elbowroom.problem import Chain, Stage
 from elbowroom.schedule import Simulation, simulate
 from elbowroom.solve.method import Found, Options, Status
 from elbowroom.solve.offload.leanest import Leanest
@@ -60,10 +60,10 @@ def fallback(lean: Leanest, budget: int, options: Options) -> Graded:
 
 
 def _fastest_ways(chain: Chain) -> tuple[int, ...]:
-    """Each stage's way that takes the least time, and of these the one that saves the least."""
-    chosen = []
-    for stage in chain.stages:
-        ways = stage.ways
-        ranks = [(way.forward_time + way.backward_time, way.saved_bytes, number) for number, way in enumerate(ways)]
-        chosen.append(min(ranks)[-1])
-    return tuple(chosen)
+    return tuple(fastest_way(stage) for stage in chain.stages)
+
+
+def fastest_way(stage: Stage) -> int:
+    """The way to save that takes the least time, and of these the one that saves the least."""
+    ways = enumerate(stage.ways)
+    return min((way.forward_time + way.backward_time, way.saved_bytes, number) for number, way in ways)[-1]

@@ -12,7 +12,7 @@ from typing import final
 from elbowroom.problem import Chain, Platform, Problem
 from elbowroom.schedule import Operation
 from elbowroom.solve.method import Found, Method, Options
-from elbowroom.solve.offload.graded import Graded, fallback, without_need
+from elbowroom.solve.offload.graded import Graded, fallback, fastest_way, without_need
 from elbowroom.solve.offload.leanest import Leanest
 from elbowroom.solve.offload.limits import SavedChain
 from elbowroom.solve.offload.parts import Moving, Part, in_a_row, shifted, sub_chain
@@ -48,7 +48,7 @@ def opportune(chain: Chain, budget: int, options: Options) -> Moving | None:
     n, parts = len(chain), []
     held, stage, host = chain.input_bytes, 1, options.platform.host_bytes
     while not _fits(chain, held, stage, budget) and stage < n:
-        way = _quickest(chain, stage)
+        way = fastest_way(chain.stages[stage - 1])
         saved = chain.stages[stage - 1].ways[way].saved_bytes
         if host is not None:
             host -= held + saved
@@ -75,12 +75,6 @@ def _fits(chain: Chain, held: int, stage: int, budget: int) -> bool:
     rest = sub_chain(chain, held, stage, len(chain))
     smallest = [min(range(len(each.ways)), key=lambda way: each.ways[way].saved_bytes) for each in rest.stages]
     return SavedChain(rest, tuple(smallest)).peak_bytes <= budget
-
-
-def _quickest(chain: Chain, stage: int) -> int:
-    """The way to save that takes the least time, and of these the one that saves the least."""
-    ways = enumerate(chain.stages[stage - 1].ways)
-    return min((way.forward_time + way.backward_time, way.saved_bytes, number) for number, way in ways)[-1]
 
 
 def _walk_while_busy(chain: Chain, first: int, held: int, leaving: int, budget: int, platform: Platform) -> int:

@@ -76,7 +76,7 @@ class _Placing:
         self, chain: Chain, computing: Sequence[Operation], moves: Iterable[Move], budget: int, platform: Platform
     ) -> None:
         self.chain, self.computing, self.budget, self.platform = chain, computing, budget, platform
-        self.levels, readers = _levels(chain, computing), _readers(computing)
+        self.levels, readers = levels_without_moves(chain, computing), _readers(computing)
         self.moves: list[_Absence] = []
         for move in sorted(moves, key=lambda each: each.before):
             reading = [k for k in readers.get((move.what, move.at), ()) if move.after < k < move.before]
@@ -143,7 +143,7 @@ class _Placing:
         return tuple(written)
 
 
-def _levels(chain: Chain, computing: Sequence[Operation]) -> Ints:
+def levels_without_moves(chain: Chain, computing: Sequence[Operation]) -> Ints:
     """Bytes in use in each operation if nothing is moved."""
     levels = np.zeros(len(computing), dtype=np.int64)
     for span in simulate(chain, computing).spans:

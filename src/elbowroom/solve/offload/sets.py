@@ -88,7 +88,7 @@ class Trials:
 
     def take(self, simulation: Simulation, **notes: Any) -> None:
         """A schedule that the referee has run within the budget on the platform."""
-        if self.best is None or _rank(simulation) < _rank(self.best):
+        if self.best is None or rank(simulation) < rank(self.best):
             self.best, self.notes = simulation, notes
 
     def found(self) -> Found:
@@ -105,6 +105,6 @@ class Trials:
         return saved.offloading(sorted(values), self.budget, self.platform)
 
 
-def _rank(simulation: Simulation) -> tuple[float, float, int]:
+def rank(simulation: Simulation) -> tuple[float, float, int]:
     """Of schedules that are equally fast, the one that moves less is better."""
     return simulation.time, simulation.link_time, simulation.peak_bytes
