@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from elbowroom.problem import Chain, Stage
+from elbowroom.problem import Chain
 from elbowroom.schedule import Simulation, simulate
 from elbowroom.solve.method import Found, Options, Status
 from elbowroom.solve.offload.leanest import Leanest
-from elbowroom.solve.offload.limits import SavedChain
 from elbowroom.solve.offload.placing import place, save_all
+from elbowroom.solve.offload.ways import fastest
 from elbowroom.solve.persistent import find as find_persistent
 
 
@@ -33,16 +33,16 @@ class Graded:
 
 def computing_time(chain: Chain) -> float:
     """Every operation once, each stage saved in its fastest way: what no schedule beats."""
-    return SavedChain(chain, _fastest_ways(chain)).time
+    return fastest(chain).time
 
 
 def without_need(chain: Chain, budget: int) -> Found | None:
     """The schedule that saves all in the fastest ways, if it fits: then nothing needs to be moved or recomputed."""
-    fastest = SavedChain(chain, _fastest_ways(chain))
-    if fastest.peak_bytes > budget:
+    saved = fastest(chain)
+    if saved.peak_bytes > budget:
         return None
-    simulation = simulate(chain, save_all(chain, fastest.ways))
-    notes = {"promised_time": simulation.time, "bound_time": fastest.time}
+    simulation = simulate(chain, save_all(chain, saved.ways))
+    notes = {"promised_time": simulation.time, "bound_time": saved.time}
     return Found(tuple(simulation.schedule), Status.NO_RECOMPUTATION, simulation.time, notes)
 
 
@@ -57,13 +57,3 @@ def fallback(lean: Leanest, budget: int, options: Options) -> Graded:
     placed = place(chain, moving.computing, moving.moves, budget, platform)
     assert placed is not None, "the leanest schedule fits the least budget"
     return Graded(placed)
-
-
-def _fastest_ways(chain: Chain) -> tuple[int, ...]:
-    return tuple(fastest_way(stage) for stage in chain.stages)
-
-
-def fastest_way(stage: Stage) -> int:
-    """The way to save that takes the least time, and of these the one that saves the least."""
-    ways = enumerate(stage.ways)
-    return min((way.forward_time + way.backward_time, way.saved_bytes, number) for number, way in ways)[-1]

@@ -12,11 +12,12 @@ from typing import final
 from elbowroom.problem import Chain, Platform, Problem
 from elbowroom.schedule import Operation
 from elbowroom.solve.method import Found, Method, Options
-from elbowroom.solve.offload.graded import Graded, fallback, fastest_way, without_need
+from elbowroom.solve.offload.graded import Graded, fallback, without_need
 from elbowroom.solve.offload.leanest import Leanest
 from elbowroom.solve.offload.limits import SavedChain
 from elbowroom.solve.offload.parts import Moving, Part, in_a_row, shifted, sub_chain
 from elbowroom.solve.offload.placing import place
+from elbowroom.solve.offload.ways import fastest
 from elbowroom.solve.persistent import find as find_persistent
 from elbowroom.solve.persistent import least_budget as least_persistent
 
@@ -45,10 +46,10 @@ class Opportunist(Method):
 
 def opportune(chain: Chain, budget: int, options: Options) -> Moving | None:
     """The schedule; None if something between two saved stages, or what follows the last of them, does not fit."""
-    n, parts = len(chain), []
+    n, ways, parts = len(chain), fastest(chain).ways, []
     held, stage, host = chain.input_bytes, 1, options.platform.host_bytes
     while not _fits(chain, held, stage, budget) and stage < n:
-        way = fastest_way(chain.stages[stage - 1])
+        way = ways[stage - 1]
         saved = chain.stages[stage - 1].ways[way].saved_bytes
         if host is not None:
             host -= held + saved
