@@ -145,6 +145,100 @@ def test_a_wrong_input_raises_the_models_own_error(wrong):
     assert_planned(ours, x)
 
 
+class Printing(nn.Module):
+    """In parts, because it prints between them. The last one takes a number that each step changes, and computes with
+    it again where memory is short."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 4)
+        self.calls = 0
+
+    def forward(self, x):
+        h = self.second(torch.nn.functional.gelu(self.first(x))) * 1.5
+        print(end="")
+        self.calls += 1
+        return self.last(h * (1.0 + 0.5 / self.calls))
+
+
+def test_after_wrong_inputs_a_budget_that_was_found_to_do_still_does():
+    """Everything is traced anew after an error. Planned from nothing, the same step would be refused; traced in the
+    middle of a step, it would not be planned."""
+    model, x = Printing(), torch.randn(16, 8, 8)
+    plain = copy.deepcopy(model)
+    elbowroom.fit(model, x, budget="1MiB")
+    known = None
+    while True:  # what is looked for within one budget shows that a smaller one does
+        with pytest.raises(BudgetTooSmall) as refusal:
+            model.elbowroom.set_budget(1)
+        if refusal.value.least_budget == known:
+            break
+        known = refusal.value.least_budget
+        model.elbowroom.set_budget(known)
+    assert least(Printing(), x) > known
+    for _ in range(10):
+        for each in (plain, model):
+            with pytest.raises(RuntimeError):
+                each(x[..., :-1])
+            each.zero_grad()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model(x).square().mean().backward()
+        plain(x).square().mean().backward()
+        assert torch.equal(plain.first.weight.grad, model.first.weight.grad)
+    assert plain.calls == model.calls
+    assert model.elbowroom.plan.peak_bytes <= known
+
+
+class Scaled(Small):
+    """In one piece, with a number that each step changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x * (1.0 + 0.5 / self.calls))
+
+
+def test_a_step_stays_planned_after_any_number_of_wrong_inputs():
+    model, x = Scaled(), torch.randn(64, 16)
+    elbowroom.fit(model, x, budget="1MiB", strict=True)
+    for _ in range(12):
+        with pytest.raises(RuntimeError):
+            model(x[..., :-1])
+        model(x).square().mean().backward()
+
+
+class Counting(nn.Module):
+    """In parts. The least program computes again with the number, so that it is saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.calls = nn.Linear(8, 4), 0
+
+    def forward(self, x):
+        print(end="")
+        self.calls += 1
+        return self.last(x * 1.5 * (1.0 + 0.5 / self.calls))
+
+
+def test_a_number_that_is_saved_passes_the_check_of_a_graphs_first_run():
+    """PyTorch watches the first run of a graph, and refuses operators on tensors of classes that it does not know.
+    First runs are looks, unless a graph is traced in the middle of a step."""
+    model, x = Counting(), torch.randn(8, 8, 8)
+    elbowroom.fit(model, x, budget=least(model, x))
+    model(x).sum().backward()
+    (entry,) = model.elbowroom.entries.values()
+    model.elbowroom._looker.forget()
+    entry.generation = model.elbowroom._looker.generation  # as if something else had made all be traced anew
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model(x).sum().backward()
+    assert model.calls == 2
+
+
 def greedy(output):
     """Takes eight copies of the output, and keeps them."""
     return sum((output * n).exp() for n in range(8)).mean()

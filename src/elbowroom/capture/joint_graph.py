@@ -53,6 +53,7 @@ def capture_joint(
     """
     graph = graph_module.graph
     effects = rewriting(graph)
+    _number_sequences(graph)
     output = graph.output_node()
     returned = list(output.args[0])  # type: ignore[arg-type]
     mutated = _mutated_inputs(output, forward_outputs)
@@ -94,6 +95,16 @@ def capture_joint(
     return Captured(
         step_graph, order, forward_returns, mutated, backward_returns, _device(order), graph_module, fixed
     )
+
+
+def _number_sequences(graph: fx.Graph) -> None:
+    """Autograd counts on from one trace to the next; here its numbers begin anew, so that traces of one step are
+    equal."""
+    found = sorted({node.meta["seq_nr"] for node in graph.nodes if node.meta.get("seq_nr") is not None})
+    place = {number: i for i, number in enumerate(found)}
+    for node in graph.nodes:
+        if node.meta.get("seq_nr") is not None:
+            node.meta["seq_nr"] = place[node.meta["seq_nr"]]
 
 
 def with_overwritten(captured: Captured, places: Collection[int]) -> Captured:

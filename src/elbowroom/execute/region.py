@@ -339,11 +339,14 @@ class _Number(torch.Tensor):
 
 def _numbers_as_tensors(outputs: list[Any], visible: int) -> list[Any]:
     """What goes to the backward as tensors; what the user gets stays as it is."""
-    saved = (
-        value if isinstance(value, torch.Tensor) else _as_tensor(value).as_subclass(_Number)
-        for value in outputs[visible:]
-    )
+    saved = (value if isinstance(value, torch.Tensor) else _packed(value) for value in outputs[visible:])
     return [*outputs[:visible], *saved]
+
+
+def _packed(number: Any) -> _Number:
+    """No view: those AOT autograd detaches, which its check of a graph's first run refuses for other classes."""
+    packed: _Number = torch.Tensor._make_subclass(_Number, _as_tensor(number))
+    return packed
 
 
 def _as_tensor(number: Any) -> torch.Tensor:

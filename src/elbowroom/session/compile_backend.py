@@ -27,7 +27,14 @@ from elbowroom.plan.planner import Planned
 from elbowroom.session.graph_group import GraphGroup
 from elbowroom.session.inputs import check_is_optimizer
 from elbowroom.session.options import Options, choose_kernels
-from elbowroom.session.planning import fused_or_plain, needs_trials, plan_as_predicted, plan_on_trial, plannable
+from elbowroom.session.planning import (
+    Planners,
+    fused_or_plain,
+    needs_trials,
+    plan_as_predicted,
+    plan_on_trial,
+    plannable,
+)
 from elbowroom.session.saying import say_fallback, too_small
 from elbowroom.units import parse_bytes
 
@@ -106,7 +113,8 @@ def _best(
     region: Region, captured: Captured, options: Options, resident: Mapping[str, int], alone: bool
 ) -> tuple[Plannable, Planned]:
     """Measured where predictions are not exact. A graph that is not alone takes the least if nothing fits."""
-    graph = plannable(region, measured(captured, given=region.given, estimate=options.estimate), loss_inside=False)
+    costs = measured(captured, given=region.given, estimate=options.estimate)
+    graph = plannable(region, costs, Planners(), loss_inside=False)
     budget = options.budget_bytes
     try:
         if needs_trials([graph], budget, resident):

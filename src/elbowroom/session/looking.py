@@ -12,7 +12,7 @@ import gc
 import random
 import types
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -94,6 +94,7 @@ class Looker:
         self._graph_limit = graph_limit
         self._refusals: list[str] = []
         self._traced_parts = 0
+        self.generation = 0  # of code: graphs of an earlier one never run again
         self.forget()
 
     def forget(self) -> None:
@@ -102,6 +103,7 @@ class Looker:
         PyTorch keeps what it knows of a function with its code, for good: also that it gave up on it after an error.
         So each session has code of its own, and new code when something went wrong.
         """
+        self.generation += 1
 
         def refuse(why: str) -> None:
             raise _Refused(why)
@@ -199,6 +201,15 @@ class Looker:
             return self._look_undisturbed(args, kwargs)
         except Irreversible as refusal:
             return Sight((), f"it has to be run to be looked at, and holds {refusal}; stages=[…] needs no tracing")
+
+    def raise_own_error(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """If a step fails without elbowroom, too, that is the error to be seen."""
+        with suppress(Irreversible), undisturbed(self.model, self._step, args, dict(kwargs)):
+            with torch.no_grad(), suppress(Exception):
+                self._step(*args, **kwargs)
+                return
+            with torch.enable_grad():  # it may only work with gradients
+                self._step(*args, **kwargs)
 
     def _look_undisturbed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sight:
         with undisturbed(self.model, self._step, args, dict(kwargs)), torch.enable_grad():

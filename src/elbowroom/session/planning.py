@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import nn
 
+from elbowroom.capture.fingerprint import fingerprint
+from elbowroom.capture.joint_graph import Captured
 from elbowroom.capture.torch_version import TORCH
 from elbowroom.errors import BudgetTooSmall, InputError, Unplanned
 from elbowroom.execute.emitter import copied_gradients
@@ -34,15 +36,32 @@ _UNFORESEEN = 0.05
 _T = TypeVar("_T")
 
 
+class Planners:
+    """Makes planners and keeps them. A graph that is traced anew, as everything is after an error, is planned with
+    what was found for it before: a budget that was kept is not refused then."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[Planner]] = {}
+
+    def of(self, captured: Captured, around: Surroundings) -> Planner:
+        known = self._known.setdefault(fingerprint(captured), [])
+        for planner in known:
+            if planner.around == around and planner.graph == captured.graph:
+                return planner
+        known.append(Planner(captured.graph, around))
+        return known[-1]
+
+
 def plannable(
     region: Region,
     graph: Measured,
+    planners: Planners,
     *,
     loss_inside: bool,
     late: Mapping[int, nn.Parameter] | None = None,
 ) -> Plannable:
     """A measured graph with its planner. `late` are parameters that have no gradient before the backward makes it."""
-    return Plannable(region, graph, Planner(graph.captured.graph, surroundings(graph, loss_inside, late or {})))
+    return Plannable(region, graph, planners.of(graph.captured, surroundings(graph, loss_inside, late or {})))
 
 
 def surroundings(graph: Measured, loss_inside: bool, late: Mapping[int, nn.Parameter]) -> Surroundings:
@@ -96,6 +115,7 @@ def plan_on_trial(
 
 def plan_one(
     region: Region,
+    planners: Planners,
     *,
     budget: int,
     resident: Mapping[str, int],
@@ -106,7 +126,9 @@ def plan_one(
     """Plan and install one graph by itself, with PyTorch's kernels, of which it is known what they take: the fastest
     program that fits, or the `least`, whatever fits."""
     traced = region.traced.unfused or region.traced
-    graph = plannable(region, measured(traced, given=region.given, estimate=estimate), loss_inside=loss_inside)
+    graph = plannable(
+        region, measured(traced, given=region.given, estimate=estimate), planners, loss_inside=loss_inside
+    )
     room = room_within(budget, sum(resident.values()), cuda=_on_cuda([graph]))
     planned = graph.planner.least if least else graph.planner.best(room)
     if planned is None:

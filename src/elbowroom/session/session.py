@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from threading import RLock
 from typing import Any
@@ -26,7 +25,6 @@ from elbowroom.errors import BudgetTooSmall, ElbowroomError, first_line
 from elbowroom.execute.region import Region, Stopped
 from elbowroom.measure.random_state import random_state_kept
 from elbowroom.measure.resident import device_bytes, give_back_cached
-from elbowroom.measure.undisturbed import Irreversible, undisturbed
 from elbowroom.session.calls import call_key
 from elbowroom.session.handle import Handle
 from elbowroom.session.inputs import check_optimizer
@@ -60,7 +58,8 @@ class Session(Handle):
         self._traced_midway = False  # whether a graph was traced in the middle of the present step
         self._midway: WeakSet[Region] = WeakSet()  # graphs that were, each with a plan of its own
         self._instead: Session | None = None
-        self._traces: Counter[Any] = Counter()  # how often calls of a key were traced
+        self._traces: Counter[Any] = Counter()  # how often calls of a key were traced, with the code of a generation
+        self._generation = 0
         self._hooks_seen, self._hooked = -1, ""
         self._planning = RLock()
         self._planner = StepPlanner(model, options)
@@ -89,7 +88,7 @@ class Session(Handle):
             return self.step(*args, **kwargs)
         if self._keyed:
             key = call_key(self.model, args, kwargs)
-            entry = self.entries.get(key)
+            entry = self._known(key)
             if entry is None and self._is_full(key):
                 entry = self._remember(Entry(key, unplanned=too_many_shapes(self.options.max_shapes)))
             if entry is not None:
@@ -219,7 +218,7 @@ class Session(Handle):
         return entry
 
     def _prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
-        entry = self.entries.get(call_key(self.model, args, kwargs)) if self._keyed else None
+        entry = self._known(call_key(self.model, args, kwargs)) if self._keyed else None
         if entry is not None:
             return entry
         try:
@@ -229,6 +228,15 @@ class Session(Handle):
         else:
             return self._planned(region, args, kwargs)
         return self._prepare_apart(why, args, kwargs)
+
+    def _known(self, key: Any) -> Entry | None:
+        """The entry of a key. One whose graphs never run again, because all is traced anew, is forgotten: its step
+        is looked at once more, before it begins."""
+        entry = self.entries.get(key)
+        if entry is not None and entry.graphs and entry.generation != self._looker.generation:
+            self._forget(entry)
+            return None
+        return entry
 
     def _planned(self, region: Region, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
         """The entry of a graph that holds a whole step, planned so that it may run."""
@@ -252,7 +260,7 @@ class Session(Handle):
         key = call_key(self.model, args, kwargs)
         if refusal.in_parts:
             return self._plan_parts(args, kwargs)
-        self._raise_own_error(args, kwargs)
+        self._looker.raise_own_error(args, kwargs)
         if refusal.failed is not None and self.options.fuses:
 
             def fail() -> Entry:
@@ -270,27 +278,21 @@ class Session(Handle):
                 sight = self._looker.look_at_parts(args, kwargs)
             except TorchDynamoException as failure:
                 self._looker.forget()
-                self._raise_own_error(args, kwargs)
+                self._looker.raise_own_error(args, kwargs)
                 sight = Sight((), f"tracing it failed ({type(failure).__name__}: {first_line(failure)})")
             return self._planner.plan(key, sight, args, kwargs)
 
         with self._planning:
             return self._plan_new(key, plan, args, kwargs)
 
-    def _raise_own_error(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """If a step fails without elbowroom, too, that is the error to be seen."""
-        with suppress(Irreversible), undisturbed(self.model, self.step, args, dict(kwargs)):
-            with torch.no_grad(), suppress(Exception):
-                self.step(*args, **kwargs)
-                return
-            with torch.enable_grad():  # it may only work with gradients
-                self.step(*args, **kwargs)
-
     def _plan_new(
         self, key: Any, plan: Callable[[], Entry], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Entry:
         self._release_others(None)
         self._running = None
+        if self._generation != self._looker.generation:
+            self._generation = self._looker.generation
+            self._traces.clear()
         self._traces[key] += 1
         if self._is_full(key):
             entry = Entry(key, unplanned=too_many_shapes(self.options.max_shapes))
@@ -304,6 +306,7 @@ class Session(Handle):
             )
         else:
             entry = plan()
+        entry.generation = self._looker.generation
         give_back_cached()
         return self._remember(entry)
 

@@ -30,6 +30,7 @@ from elbowroom.session.loading import confirmed
 from elbowroom.session.looking import Sight
 from elbowroom.session.options import Options
 from elbowroom.session.planning import (
+    Planners,
     needs_trials,
     plan_as_predicted,
     plan_on_trial,
@@ -64,6 +65,7 @@ class Entry:
     excess_bytes: int = 0  # of the latest step over the budget, for which no room is left yet
     batch: Any = ()  # what a step in parts was called with, while its forward runs
     came: list[Region] = field(default_factory=list)  # the graphs of a step in parts, as far as its forward has run
+    generation: int = 0  # of the code that its graphs were traced with
     shortfall: str = ""  # why the budget is not kept although everything is planned, if it is not
 
     @property
@@ -109,6 +111,7 @@ class StepPlanner:
     def __init__(self, model: nn.Module, options: Options) -> None:
         self.model = model
         self.options = options
+        self._planners = Planners()
         self._outside: dict[Any, int] = {}  # bytes that calls of a key were seen to take outside their plans
 
     # --- a new step ---
@@ -142,6 +145,7 @@ class StepPlanner:
             resident[BETWEEN] = max(running.plan.resident.get(BETWEEN, 0), self._called_with(region, running.batch))
         plan_one(
             region,
+            self._planners,
             budget=budget or self.options.budget_bytes,
             resident=resident,
             estimate=self.options.estimate,
@@ -154,6 +158,7 @@ class StepPlanner:
         options = self.options
         plan_one(
             region,
+            self._planners,
             budget=options.budget_bytes,
             resident={},
             estimate=options.estimate,
@@ -197,6 +202,7 @@ class StepPlanner:
             region: plannable(
                 region,
                 measured(region.traced, given=region.given, estimate=self.options.estimate),
+                self._planners,
                 loss_inside=loss_inside,
                 late=late,
             )
