@@ -211,34 +211,6 @@ def test_a_step_stays_planned_after_any_number_of_wrong_inputs():
         model(x).square().mean().backward()
 
 
-class Counting(nn.Module):
-    """In parts. The least program computes again with the number, so that it is saved."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last, self.calls = nn.Linear(8, 4), 0
-
-    def forward(self, x):
-        print(end="")
-        self.calls += 1
-        return self.last(x * 1.5 * (1.0 + 0.5 / self.calls))
-
-
-def test_a_number_that_is_saved_passes_the_check_of_a_graphs_first_run():
-    """PyTorch watches the first run of a graph, and refuses operators on tensors of classes that it does not know.
-    First runs are looks, unless a graph is traced in the middle of a step."""
-    model, x = Counting(), torch.randn(8, 8, 8)
-    elbowroom.fit(model, x, budget=least(model, x))
-    model(x).sum().backward()
-    (entry,) = model.elbowroom.entries.values()
-    model.elbowroom._looker.forget()
-    entry.generation = model.elbowroom._looker.generation  # as if something else had made all be traced anew
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model(x).sum().backward()
-    assert model.calls == 2
-
-
 def greedy(output):
     """Takes eight copies of the output, and keeps them."""
     return sum((output * n).exp() for n in range(8)).mean()
