@@ -332,6 +332,9 @@ class Region:
         return outputs
 
 
+_WHOLE = {float: torch.float64, complex: torch.complex128}  # in which a number of Python keeps all of its bits
+
+
 class _Number(torch.Tensor):
     """A number on its way from forward to backward: autograd saves tensors only. An integer of more than eight bytes
     is a row of them."""
@@ -353,7 +356,7 @@ def _as_tensor(number: Any) -> torch.Tensor:
     if isinstance(number, int) and number.bit_length() > 63:
         size = number.bit_length() // 8 + 1
         return torch.tensor(list(number.to_bytes(size, "little", signed=True)), dtype=torch.uint8)
-    return torch.tensor(number)
+    return torch.tensor(number, dtype=_WHOLE.get(type(number)))
 
 
 def _as_number(value: Any) -> Any:
