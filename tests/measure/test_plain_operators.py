@@ -1,4 +1,5 @@
-"""Operators are measured as programs run them: below autocast, which has done its work when the step was traced."""
+"""Operators are measured as programs run them: below autocast, which has done its work when the step was traced, and
+in no more memory."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 import elbowroom  # noqa: E402
 from elbowroom.capture.traced_values import tensors_of  # noqa: E402
+from elbowroom.measure.plain_operators import _made_up_call  # noqa: E402
 
 
 class Mixed(nn.Module):
@@ -45,3 +48,26 @@ def test_a_fit_inside_autocast_measures_what_will_run(tmp_path, monkeypatch):
             loss = fitted(x).square().sum()
         loss.backward()
     assert measured.peak_bytes <= entry.plan.peak_bytes - entry.plan.resident_bytes
+
+
+def taken(function, free_bytes=None):
+    """Bytes that measuring the last operator of a function of a batch of 4,096 bytes takes at the most."""
+    traced = make_fx(function, tracing_mode="fake")(torch.randn(32, 32))
+    node = [node for node in traced.graph.nodes if node.op == "call_function"][-1]
+    with elbowroom.measure("cpu", timeline=False) as measured:
+        call = _made_up_call(node, {}, free_bytes)
+        call()
+        call()
+    return measured.peak_bytes
+
+
+def test_inputs_that_share_memory_are_made_up_once():
+    assert taken(lambda x: x * x) == 2 * 4096
+    assert taken(lambda x: x[:16] * x[16:]) == 4096 + 2048
+
+
+def test_where_memory_is_short_an_operator_is_measured_over_its_input():
+    assert taken(lambda x: x.exp().tanh()) == 2 * 4096
+    assert taken(lambda x: x.exp().tanh(), free_bytes=4 * 4096) == 2 * 4096
+    assert taken(lambda x: x.exp().tanh(), free_bytes=4 * 4096 - 1) == 4096
+    assert taken(lambda x: x.exp() @ x, free_bytes=0) == 3 * 4096  # no product can be

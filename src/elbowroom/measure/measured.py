@@ -23,11 +23,17 @@ class Measured:
         return self.captured.cones is not None
 
 
-def measured(captured: Captured, *, given: Given | None = None, estimate: bool = False) -> Measured:
-    """Measure a graph's operators on the device that will run them, or estimate them."""
+def measured(
+    captured: Captured, *, given: Given | None = None, estimate: bool = False, free_bytes: int | None = None
+) -> Measured:
+    """Measure a graph's operators on the device that will run them, or estimate them.
+
+    `free_bytes` is what measuring may take: training may be under way.
+    """
     with random_state_kept(), progress_bar("measuring operators") as report:
         if captured.cones is None:
-            return Measured(measure_operators(captured, given=given, estimate=estimate, report=report))
+            found = measure_operators(captured, given=given, estimate=estimate, free_bytes=free_bytes, report=report)
+            return Measured(found)
         from elbowroom.measure.fused_operators import measure_fused  # the compiler takes seconds to import
 
         return Measured(*measure_fused(captured, given=given, estimate=estimate, report=report))

@@ -5,7 +5,7 @@ measured on. An operator that cannot run on made-up data is estimated instead.
 
 Where the step's own inputs are at hand (parameters, the batch), operators that read them are measured on them, and
 only the rest is made up. So measuring takes no more memory than the step itself does at that operator: training may
-be under way, within a budget.
+be under way, within a budget. Programs write some outputs over an input; where memory is short, so does measuring.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from elbowroom.capture.joint_graph import Captured
+from elbowroom.capture.out_variant import out_variant, overwritable
 from elbowroom.capture.traced_values import number_in, tensors_in, tensors_of
 from elbowroom.measure.allocator_reports import mark, reports_during
 from elbowroom.measure.cache import OpCosts, cached_costs
@@ -32,6 +33,7 @@ from elbowroom.step.graph import Cost
 
 Report = Callable[[float], None]
 Given: TypeAlias = Mapping[fx.Node, torch.Tensor]  # inputs of a graph that are at hand
+MakeCall: TypeAlias = Callable[..., Callable[[], Any]]  # of an operator, so that it can run
 
 _LEAST_SAMPLE = 2e-3  # seconds: shorter operators are repeated until a sample lasts this long
 _SAMPLES = 3
@@ -42,14 +44,19 @@ _LONG_S = 0.02  # of a host that launches kernels: it waits for them
 
 
 def measure_operators(
-    captured: Captured, *, given: Given | None = None, estimate: bool = False, report: Report = lambda part: None
+    captured: Captured,
+    *,
+    given: Given | None = None,
+    estimate: bool = False,
+    free_bytes: int | None = None,
+    report: Report = lambda part: None,
 ) -> Captured:
-    """The same graph with the time and workspace of every operator."""
+    """The same graph with the time and workspace of every operator. `free_bytes` is what measuring may take."""
     distinct: dict[str, fx.Node] = {}
     for op, node in zip(captured.graph.ops, captured.nodes, strict=True):
         if op.key and not op.is_view and op.makes:
             distinct.setdefault(op.key, node)
-    costs = costs_of(distinct, captured.device, given or {}, estimate, report)
+    costs = costs_of(distinct, captured.device, given or {}, estimate, report, free_bytes)
     measured: dict[int, Cost] = {}
     for op in captured.graph.ops:
         time, workspace, sizes = costs.get(op.key, (0.0, 0, ()))
@@ -62,7 +69,12 @@ def measure_operators(
 
 
 def costs_of(
-    nodes: dict[str, fx.Node], device: torch.device, given: Given, estimate: bool, report: Report
+    nodes: dict[str, fx.Node],
+    device: torch.device,
+    given: Given,
+    estimate: bool,
+    report: Report,
+    free_bytes: int | None = None,
 ) -> OpCosts:
     """What operators cost, by key: from what is known on disk, measured now, or estimated."""
     if estimate:
@@ -72,7 +84,7 @@ def costs_of(
         measure = _measure_cuda if device.type == "cuda" else _measure_cpu
         # While PyTorch traces, tensors would be made of nothing; and programs run below autocast.
         with _disable_current_modes(), torch._C._DisableAutocast():
-            costs.update(measure(missing, device, given, report))
+            costs.update(measure(missing, device, partial(_made_up_call, given=given, free_bytes=free_bytes), report))
     return costs
 
 
@@ -83,7 +95,7 @@ def _estimated(node: fx.Node, device: torch.device) -> tuple[float, int, tuple[i
 # --- CPU -----------------------------------------------------------------------------------------------------
 
 
-def _measure_cpu(nodes: dict[str, fx.Node], device: torch.device, given: Given, report: Report) -> OpCosts:
+def _measure_cpu(nodes: dict[str, fx.Node], device: torch.device, make_call: MakeCall, report: Report) -> OpCosts:
     if not nodes:
         return {}
     costs: OpCosts = {}
@@ -91,12 +103,12 @@ def _measure_cpu(nodes: dict[str, fx.Node], device: torch.device, given: Given, 
     for done, (key, node) in enumerate(nodes.items()):
         report(0.8 * done / len(nodes))
         try:
-            costs[key] = _measure_cpu_op(_made_up_call(node, given), node)
+            costs[key] = _measure_cpu_op(make_call(node), node)
         except Exception:
             costs[key] = _estimated(node, device)
             continue
         order.append(key)
-    for key, workspace in zip(order, _workspaces([nodes[key] for key in order], given), strict=True):
+    for key, workspace in zip(order, _workspaces([nodes[key] for key in order], make_call), strict=True):
         costs[key] = costs[key][0], workspace, costs[key][2]
     return costs
 
@@ -118,12 +130,12 @@ def _cpu_samples(call: Callable[[], Any]) -> list[float]:
     return samples
 
 
-def _workspaces(nodes: Sequence[fx.Node], given: Given) -> list[int]:
+def _workspaces(nodes: Sequence[fx.Node], make_call: MakeCall) -> list[int]:
     """Per operator: the most it had allocated, above what it left (its outputs)."""
 
     def run_all() -> None:
         for node in nodes:
-            call = _made_up_call(node, given)
+            call = make_call(node)
             mark("begins")
             result = call()
             mark("ends")
@@ -146,14 +158,14 @@ def _workspaces(nodes: Sequence[fx.Node], given: Given) -> list[int]:
 # --- CUDA ----------------------------------------------------------------------------------------------------
 
 
-def _measure_cuda(nodes: dict[str, fx.Node], device: torch.device, given: Given, report: Report) -> OpCosts:
+def _measure_cuda(nodes: dict[str, fx.Node], device: torch.device, make_call: MakeCall, report: Report) -> OpCosts:
     costs: OpCosts = {}
     for done, (key, node) in enumerate(nodes.items()):
         report(done / len(nodes))
         try:
             with torch.no_grad():
-                call = partial(_made_up_call, node, given, channels_last=CHANNELS_LAST in key)
-                costs[key] = _measure_cuda_op(call(), node, device, hides_host=KERNELS_ALONE in key)
+                call = make_call(node, channels_last=CHANNELS_LAST in key)
+                costs[key] = _measure_cuda_op(call, node, device, hides_host=KERNELS_ALONE in key)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             costs[key] = _estimated(node, device)
@@ -234,14 +246,18 @@ def _as_traced(real: torch.Tensor, traced: torch.Tensor) -> bool:
 # --- running one operator on made-up data --------------------------------------------------------------------
 
 
-def _made_up_call(node: fx.Node, given: Given, *, channels_last: bool = False) -> Callable[[], Any]:
+def _made_up_call(
+    node: fx.Node, given: Given, free_bytes: int | None = None, *, channels_last: bool = False
+) -> Callable[[], Any]:
+    """The operator on what is given of its inputs, and on made-up ones. What shares memory in the step does here."""
     limit = _index_limit(node)
     given = {} if _writes_to_inputs(node) else given
+    made: dict[Any, torch.Tensor] = {}
 
     def real(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return number_in(value)
-        tensor = made_up(value, limit)
+        tensor = made_up(value, limit, made)
         return tensor.to(memory_format=torch.channels_last) if channels_last and tensor.dim() == 4 else tensor
 
     def argument(read: fx.Node) -> Any:
@@ -251,9 +267,24 @@ def _made_up_call(node: fx.Node, given: Given, *, channels_last: bool = False) -
             return tree_map(real, value)
         return own
 
-    args, kwargs = fx.map_arg((node.args, node.kwargs), argument)
-    target = node.target
-    return lambda: target(*args, **kwargs)  # type: ignore[operator]
+    target: Any = node.target
+    reads = {read: argument(read) for read in node.all_input_nodes}
+    args, kwargs = fx.map_arg((node.args, node.kwargs), reads.__getitem__)
+    over = next((read for read in overwritable(node) if read not in given), None)
+    if over is not None and free_bytes is not None and _most_bytes(node, given) > free_bytes:
+        target, place = out_variant(target) or (target, "out")
+        kwargs = {**kwargs, place: reads[over]}
+    return lambda: target(*args, **kwargs)
+
+
+def _most_bytes(node: fx.Node, given: Given) -> int:
+    """What measuring an operator may take, if it writes to new memory: what is made up and what it makes, and as much
+    again for its workspace, which is not known yet. Kernels that convert their inputs first take that."""
+    tensors = [tensor for read in (node, *node.all_input_nodes) if read not in given for tensor in tensors_of(read)]
+    sizes: dict[int, int] = {
+        tensor.untyped_storage()._cdata: number_in(tensor.untyped_storage().nbytes()) for tensor in tensors
+    }
+    return 2 * sum(sizes.values())
 
 
 def _writes_to_inputs(node: fx.Node) -> bool:
@@ -268,19 +299,26 @@ def is_like(tensor: torch.Tensor, traced: torch.Tensor) -> bool:
     return described[0] == described[1] and tensor.stride() == traced.stride()
 
 
-def made_up(fake: torch.Tensor, limit: int) -> torch.Tensor:
+def made_up(fake: torch.Tensor, limit: int, made: dict[Any, torch.Tensor] | None = None) -> torch.Tensor:
     """A real tensor with the traced one's shape, strides and dtype, a conjugate if that is one. Indices stay within
-    `limit`."""
-    count = fake.untyped_storage().nbytes() // fake.element_size()
-    if fake.is_floating_point() and fake.element_size() > 1:
-        flat = torch.empty(count, dtype=fake.dtype, device=fake.device).uniform_(-1, 1)
-    elif fake.dtype in (torch.int64, torch.int32) and limit > 1:
-        flat = torch.randint(limit, (count,), dtype=fake.dtype, device=fake.device)
-    else:
-        flat = torch.zeros(count, dtype=fake.dtype, device=fake.device)
-    tensor = flat.as_strided(fake.shape, fake.stride(), number_in(fake.storage_offset()))
+    `limit`. `made` has the memory that was made up for others, by their traced storage and dtype."""
+    made = {} if made is None else made
+    place = fake.untyped_storage()._cdata, fake.dtype
+    if place not in made:
+        made[place] = _made_up_elements(fake, limit)
+    tensor = made[place].as_strided(fake.shape, fake.stride(), number_in(fake.storage_offset()))
     tensor = tensor.conj() if fake.is_conj() else tensor
     return torch._neg_view(tensor) if fake.is_neg() else tensor
+
+
+def _made_up_elements(fake: torch.Tensor, limit: int) -> torch.Tensor:
+    """Elements for all of a traced tensor's storage."""
+    count = fake.untyped_storage().nbytes() // fake.element_size()
+    if fake.is_floating_point() and fake.element_size() > 1:
+        return torch.empty(count, dtype=fake.dtype, device=fake.device).uniform_(-1, 1)
+    if fake.dtype in (torch.int64, torch.int32) and limit > 1:
+        return torch.randint(limit, (count,), dtype=fake.dtype, device=fake.device)
+    return torch.zeros(count, dtype=fake.dtype, device=fake.device)
 
 
 def _index_limit(node: fx.Node) -> int:

@@ -123,12 +123,12 @@ def plan_one(
     loss_inside: bool,
     least: bool = False,
 ) -> Planned:
-    """Plan and install one graph by itself, with PyTorch's kernels, of which it is known what they take: the fastest
-    program that fits, or the `least`, whatever fits."""
+    """Plan and install one graph by itself in the middle of a step, with PyTorch's kernels, of which it is known what
+    they take: the fastest program that fits, or the `least`, whatever fits."""
     traced = region.traced.unfused or region.traced
-    graph = plannable(
-        region, measured(traced, given=region.given, estimate=estimate), planners, loss_inside=loss_inside
-    )
+    free_bytes = budget - sum(resident.values())
+    costs = measured(traced, given=region.given, estimate=estimate, free_bytes=free_bytes)
+    graph = plannable(region, costs, planners, loss_inside=loss_inside)
     room = room_within(budget, sum(resident.values()), cuda=_on_cuda([graph]))
     planned = graph.planner.least if least else graph.planner.best(room)
     if planned is None:

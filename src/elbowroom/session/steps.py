@@ -127,7 +127,7 @@ class StepPlanner:
         late = late_parameters(self.model, sight.regions, self.options, resident)
         if self.options.plan is not None:
             return self._load(self.options.plan, key, sight, resident, late)
-        entry = Entry(key, self._graphs(sight.regions, late), None, sight.left_out, list(late.values()))
+        entry = Entry(key, self._graphs(sight.regions, late, resident), None, sight.left_out, list(late.values()))
         self._install(entry, self._found_with_room(entry, resident), shown_call(args, kwargs))
         return entry
 
@@ -195,13 +195,16 @@ class StepPlanner:
         there, _ = bytes_besides(without, self._known(batch), region.traced.device)
         return 0 if region.traced.device.type == "cuda" else there
 
-    def _graphs(self, regions: Sequence[Region], late: Mapping[int, nn.Parameter]) -> list[Plannable]:
+    def _graphs(
+        self, regions: Sequence[Region], late: Mapping[int, nn.Parameter], resident: Mapping[str, int]
+    ) -> list[Plannable]:
         """The step's graphs with their planners, as often as they run before the first backward."""
         loss_inside = self.options.loss is not None
+        free_bytes = self.options.budget_bytes - sum(resident.values())
         found = {
             region: plannable(
                 region,
-                measured(region.traced, given=region.given, estimate=self.options.estimate),
+                measured(region.traced, given=region.given, estimate=self.options.estimate, free_bytes=free_bytes),
                 self._planners,
                 loss_inside=loss_inside,
                 late=late,
@@ -266,7 +269,7 @@ class StepPlanner:
     ) -> Entry:
         """Install a plan made earlier, if it was made for exactly this and the referee confirms it."""
         late = late if plan.late_gradients else {}
-        entry = Entry(key, self._graphs(sight.regions, late), None, sight.left_out, list(late.values()))
+        entry = Entry(key, self._graphs(sight.regions, late, resident), None, sight.left_out, list(late.values()))
         planned = confirmed(plan, entry.graphs, resident, self.options.budget_bytes, lambda: self._trials(entry))
         self._install(entry, _Found(planned, resident), plan.inputs)
         return entry
@@ -340,7 +343,7 @@ class StepPlanner:
         regions = entry.regions[: len(entry.regions) // self.options.forwards]
         late = late_parameters(self.model, regions, self.options, resident)
         if bool(late) != bool(entry.late):
-            entry.graphs = self._graphs(regions, late)
+            entry.graphs = self._graphs(regions, late, resident)
             entry.late, entry.trials = list(late.values()), None
 
 
