@@ -343,6 +343,34 @@ def test_hooks_registered_after_fit_run(hook):
         assert torch.equal(p.grad, q.grad)
 
 
+@pytest.mark.parametrize("is_keyword", [False, True])
+def test_a_list_that_is_a_default_argument_of_a_hook_is_filled(is_keyword):
+    seen = []
+    model, x = elbowroom.fit(Base(), torch.randn(8, 16), budget="1GiB"), torch.randn(8, 16)
+    model(x).backward()
+    if is_keyword:
+        model.first.register_forward_hook(lambda _, __, out, *, seen=seen: seen.append(out.shape))
+    else:
+        model.first.register_forward_hook(lambda _, __, out, seen=seen: seen.append(out.shape))
+    for _ in range(3):
+        model(x).backward()
+    assert len(seen) == 3
+
+
+def test_parameters_may_be_frozen_and_thawed_after_fit():
+    torch.manual_seed(0)
+    plain, x = Base(), torch.randn(8, 16)
+    ours = elbowroom.fit(copy.deepcopy(plain), x, budget="1GiB")
+    for frozen in (False, False, True, True, False):
+        for model in (plain, ours):
+            model.first.weight.requires_grad_(not frozen)
+            model.zero_grad()
+            model(x).backward()
+        for p, q in zip(plain.parameters(), ours.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None)
+            assert p.grad is None or torch.equal(p.grad, q.grad)
+
+
 @pytest.mark.parametrize("start", [2**62, 2**63 - 1, 2**70, -(2**63) - 1])
 def test_integers_of_any_size_may_change(start):
     class Counts(nn.Module):

@@ -186,7 +186,9 @@ def capture_settings(graphs: int) -> Iterator[None]:
     """Dynamo's settings while it traces for us: recurrent layers too, and as many graphs as we ask for.
 
     Numbers that change from call to call become inputs of a graph, also those that modules hold. Hooks are looked at
-    before each call. Random numbers of numpy are numpy's.
+    before each call. So is whether parameters need gradients, which PyTorch 2.11 passes over where no dictionary of
+    the model has changed, and so are lists that are defaults of arguments, which it takes for constants. Random
+    numbers of numpy are numpy's.
     """
     settings: dict[str, Any] = {
         "allow_rnn": True,
@@ -198,6 +200,9 @@ def capture_settings(graphs: int) -> Iterator[None]:
         "specialize_float": False,
         "allow_unspec_int_on_nn_module": True,
         "skip_nnmodule_hook_guards": False,
+        "skip_guards_on_constant_func_defaults": False,
+        "skip_tensor_guards_with_matching_dict_tags": False,
+        "use_recursive_dict_tags_for_guards": False,
         "use_numpy_random_stream": True,
     }
     builder: Any = torch._dynamo.variables.builder

@@ -20,6 +20,8 @@ from torch._dynamo.types import FrameAction, FrameExecStrategy  # type: ignore[a
 from elbowroom.errors import let_go_of_values
 
 _compile: Callable[..., Any] = convert_frame._compile
+# An exception whose class has an `__init__` of its own, which PyTorch 2.11 cannot trace, nor say so without a fault.
+_UNKNOWN_EXCEPTION = "Failed to raise exception"
 
 
 @contextmanager
@@ -41,3 +43,10 @@ def _compile_or_run_once(*args: Any, **kwargs: Any) -> Any:
             failure.frame_exec_strategy = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
         let_go_of_values(failure)
         raise
+    except AssertionError as failure:
+        refusal = failure.__context__
+        let_go_of_values(failure)
+        if not isinstance(refusal, Unsupported) or refusal.gb_type != _UNKNOWN_EXCEPTION:
+            raise
+        refusal.frame_exec_strategy = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
+    raise refusal
