@@ -15,6 +15,8 @@ from elbowroom.capture.unplanned import backward_hook_in
 from elbowroom.errors import ElbowroomError, InputError
 from elbowroom.execute.by_stages.measuring import stages_of
 from elbowroom.execute.verification import verify_step
+from elbowroom.measure.resident import device_of
+from elbowroom.measure.segments import expand_where_tight
 from elbowroom.plan.plan import Plan
 from elbowroom.session.fitted import fitted
 from elbowroom.session.handle import Handle
@@ -44,7 +46,7 @@ def fit(model: nn.Module, *example: Any, budget: int | str, verify: bool = False
     holds their memory between steps. Steps are planned to begin without gradients, as after `zero_grad()`; the first
     that begins with some is planned again, to keep them. `accumulates` plans for that at once.
     """
-    session = _session(model, example, Options.of(budget, wishes))
+    session = _session(model, example, Options.of(budget, wishes), trains=True)
     if example and verify:
         verify_step(session, *_call(example))
     return fitted(model, session)
@@ -63,10 +65,12 @@ def plan(model: nn.Module, *example: Any, budget: int | str, **wishes: Unpack[Wi
     return prepared.plan
 
 
-def _session(model: nn.Module, example: tuple[Any, ...], options: Options) -> Handle:
-    """A session that has planned the example, on the road that can take the model."""
+def _session(model: nn.Module, example: tuple[Any, ...], options: Options, *, trains: bool = False) -> Handle:
+    """A session that has planned the example, on the road that can take the model. It `trains`, or only plans."""
     _check(model, example, options)
     options = options.for_model(model)
+    if trains:
+        expand_where_tight(device_of(model), options.budget_bytes)
     loss = options.loss
     takes_target = loss is not None and _takes_target(loss)
     make_step = partial(_step, loss=loss, takes_target=takes_target, arguments=len(example))

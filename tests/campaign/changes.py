@@ -98,6 +98,8 @@ def replaced_layer(pair: Pair) -> None:
 
 
 def another_dtype(pair: Pair) -> None:
+    if pair.trial.exact:
+        return
     pair.situation.dtype = torch.float32 if pair.situation.dtype is torch.float64 else torch.float64
     for side in pair.sides:
         side.model.to(pair.situation.dtype)

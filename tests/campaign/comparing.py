@@ -104,9 +104,12 @@ def state_of(model: nn.Module) -> dict[tuple[str, str], Any]:
 
 
 def noted(value: Any) -> Any:
-    """A copy of a value that can be compared: tensors by their bits, containers by what they hold."""
+    """A copy of a value that can be compared: tensors by their bits, containers by what they hold.
+
+    It lies on the host: on a GPU, whatever is there counts in the budget.
+    """
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        return value.detach().to("cpu", copy=True)
     if isinstance(value, list | tuple | collections.deque):
         return [type(value).__name__, *(noted(each) for each in value)]
     if isinstance(value, Mapping):

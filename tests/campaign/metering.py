@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import re
 import subprocess
 import tempfile
 from collections.abc import Iterable
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+TOOK_MORE = re.compile(r"elbowroom: .* more than its budget", re.S)  # said of the step that has just ended
 
 # Takes the place of `posix_memalign` and `free` in libc10's table of foreign functions. Counts what was allocated
 # since `meter_begin`; what is older is not counted when it is freed.

@@ -28,10 +28,9 @@ from campaign.comparing import (
     state_of,
     tensors_in,
 )
-from campaign.metering import Meter, storages
+from campaign.metering import TOOK_MORE, Meter, storages
 
 NOT_KEPT = re.compile(r"elbowroom: .* is not kept", re.S)
-TOOK_MORE = re.compile(r"elbowroom: .* more than its budget", re.S)  # of the step that has just ended
 # How far apart planned and plain may be without being wrong, where tracing alone makes PyTorch run other kernels.
 ROUNDING = {"torch": 1e-5, "inductor": 1e-3}
 ROUNDING_HALF = 3e-2
@@ -63,6 +62,7 @@ class Trial:
     replaceable: str = ""
     draws: bool = False
     reference: str = "eager"  # or "aot_eager": the plain side is traced, without any plan
+    exact: bool = False  # everything is computed in double precision
     tolerated: tuple[str, ...] = ()  # beginnings of kinds of failures that are known and looked past
 
 
@@ -127,7 +127,7 @@ class Pair:
 
     def __init__(self, trial: Trial, plain: Side, planned: Side) -> None:
         self.trial, self.plain, self.planned = trial, plain, planned
-        self.situation = Situation(trial.batch)
+        self.situation = Situation(trial.batch, torch.float64 if trial.exact else torch.float32)
         self.data = torch.Generator().manual_seed(trial.seed)
         self.budget = 0
         self.others_bytes = 0  # on a GPU whatever else is allocated there counts, too
@@ -187,7 +187,9 @@ class Pair:
         plain = self.run(self.plain, args, y, metered=metered)
         after_plain = Generators.now()
         before.put_back()
-        planned = self.run(self.planned, args, y, metered=metered)
+        with self._gradients_on_host():
+            self._look_at_others(args, y)
+            planned = self.run(self.planned, args, y, metered=metered)
         after_planned = Generators.now()
         self.note_said(planned.said)
         if isinstance(planned.failure, elbowroom.BudgetTooSmall) and plain.failure is None:
@@ -210,15 +212,39 @@ class Pair:
             self.clear_gradients()
         return plain, planned
 
+    @contextlib.contextmanager
+    def _gradients_on_host(self) -> Iterator[None]:
+        """Those of the plain side: on a GPU they would count in the budget of the planned one."""
+        given = [p for p in self.plain.model.parameters() if p.grad is not None and p.device.type != "cpu"]
+        copies = [p.grad.cpu() for p in given]
+        for parameter in given:
+            parameter.grad = None
+        yield
+        for parameter, copy_of in zip(given, copies, strict=True):
+            parameter.grad = copy_of.to(parameter.device)
+
+    def _look_at_others(self, args: tuple[Any, ...], y: torch.Tensor) -> None:
+        """If more of a GPU is in use by others than was when the budget was chosen, a refusal may be due."""
+        if self.trial.device == "cpu":
+            return
+        held = self.planned.resident(*self._held(args, y))
+        others = torch.cuda.memory_allocated() - sum(held.values())
+        self.may_refuse |= others > self.others_bytes
+        self.others_bytes = others
+
     def clear_gradients(self) -> None:
         for side in self.sides:
             side.optimizer.zero_grad(set_to_none=self.situation.gradients != "zero")
 
+    def _held(self, args: tuple[Any, ...], y: torch.Tensor) -> list[torch.Tensor]:
+        """The batch, as far as it is known: nobody knows of a target that only a loss outside reads. On CUDA all that
+        is allocated counts, and it is among the others."""
+        return [*tensors_in(args), *([y] if self.trial.loss_inside else [])]
+
     def run(self, side: Side, args: tuple[Any, ...], y: torch.Tensor, *, metered: bool = False) -> Outcome:
         """One step of one side: forward, loss, backward. The caller keeps the output meanwhile, as people do."""
         outcome, printed = Outcome(), io.StringIO()
-        # On the CPU nobody knows of a target that only a loss outside reads; on CUDA all that is allocated counts.
-        held = [*tensors_in(args), *([y] if self.trial.loss_inside else [])]
+        held = self._held(args, y)
         before = side.resident(*held)
         meter: Any = Meter(self.trial.device) if metered else contextlib.nullcontext()
         with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(printed):
@@ -237,6 +263,7 @@ class Pair:
             died = before.keys() - side.resident(*held).keys()
             outcome.peak_bytes = sum(before.values()) - sum(before[address] for address in died) + meter.peak_bytes
             outcome.end_bytes = meter.end_bytes
+        outcome.outputs = [tensor.cpu() for tensor in outcome.outputs]
         outcome.tried = side.is_planned and self.trial.kernels == "inductor" and self._has_new_plan()
         return outcome
 
@@ -388,7 +415,8 @@ class Pair:
             if self.failures or self.ended:
                 return self._end_check(when)
         kept = planned.end_bytes - plain.end_bytes
-        if kept > LITTLE_BYTES:  # of the last step: an earlier one may have traced something
+        replays = self.trial.device != "cpu" and self.trial.kernels == "inductor"  # recordings hold their memory
+        if kept > LITTLE_BYTES and not replays:  # of the last step: an earlier one may have traced something
             self.fail("memory kept", f"{kept} bytes more than plainly are there when a step has ended")
         return self._end_check(when)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import subprocess
+import sys
 from contextlib import nullcontext
 
 import pytest
@@ -339,3 +341,29 @@ def test_accumulating_into_gradients_and_autograd_grad():
     torch.cuda.manual_seed(5)
     step(fitted, batch, precision)
     assert all(torch.equal(p.grad, g + g) for p, g in zip(model.parameters(), gradients, strict=True))
+
+
+CAPPED = """
+import sys, torch, elbowroom
+total = torch.cuda.get_device_properties(0).total_memory
+torch.cuda.set_per_process_memory_fraction(float(sys.argv[1]) * 2**30 / total)
+model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4))).cuda()
+elbowroom.fit(model, torch.randn(64, 256, device="cuda"), budget="1GiB", kernels="torch")
+settings = torch.cuda.memory._snapshot()["allocator_settings"]
+print(settings["expandable_segments"], any("expandable" in note for note in model.elbowroom.plan.notes))
+"""
+
+
+@pytest.mark.parametrize(
+    ("allowed_gib", "chosen", "said"),
+    [("1.2", None, "True True"), ("4", None, "False False"), ("1.2", "expandable_segments:False", "False False")],
+)
+def test_memory_is_taken_in_segments_that_expand_where_little_more_than_the_budget_is_to_be_had(
+    allowed_gib, chosen, said
+):
+    environment = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
+    environment |= {"PYTORCH_CUDA_ALLOC_CONF": chosen} if chosen else {}
+    done = subprocess.run(
+        [sys.executable, "-c", CAPPED, allowed_gib], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout.splitlines()[-1] == said

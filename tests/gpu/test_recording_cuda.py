@@ -156,3 +156,55 @@ def test_a_plan_that_was_replayed_is_replayed_when_loaded(tmp_path):
     recorder = region.programs[region.current].recorder
     assert recorder.recording is not None
     assert recorder._runs >= 2
+
+
+@torch.library.custom_op("elbowroom_tests::waits", mutates_args=())
+def waits(x: torch.Tensor) -> torch.Tensor:
+    """Reads a number, for which the GPU has to be waited for: nothing that CUDA records."""
+    return x * (1.0 if x.sum().item() > 0 else 2.0)
+
+
+waits.register_fake(torch.empty_like)
+waits.register_autograd(lambda _, gradient: gradient)
+
+
+class Waits(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(256, 256), nn.Linear(256, 1)
+
+    def forward(self, x):
+        return self.last(torch.tanh(waits(F.dropout(torch.tanh(self.first(x)), 0.1)))).mean()
+
+
+@pytest.mark.filterwarnings("ignore:elbowroom")
+def test_a_recording_that_cuda_refuses_disturbs_nobody(subject):
+    """Neither random numbers, nor other models, and its memory comes back."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    model, x = Waits().cuda(), torch.randn(64, 256, device="cuda")
+    model = elbowroom.fit(model, x, budget="1GiB", kernels="inductor")
+    (entry,) = model.elbowroom.entries.values()
+    (region,) = entry.regions
+    build = region.programs[region.current].build
+    region.install(replace(build, recorded=True))
+    for _ in range(4):
+        model(x).backward()
+        model.zero_grad()
+    recorder = region.programs[region.current].recorder
+    assert recorder.recording is None
+    assert not recorder._moves_left  # it was tried
+    for _ in range(3):
+        F.dropout(torch.ones(64, device="cuda"), 0.5)
+    subject.use(recorded=True)
+    for _ in range(3):
+        subject.model(*subject.batch).backward()
+        subject.model.zero_grad()
+    assert subject.recorder.recording is not None
+    subject.use(recorded=False)
+    del model, entry, region, recorder, build
+    gc.collect()
+    torch._dynamo.reset()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before + 4 * 2**20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from torch import nn  # noqa: E402
 
 import elbowroom  # noqa: E402
 from elbowroom.errors import BudgetTooSmall  # noqa: E402
+from elbowroom.execute import rehearsal  # noqa: E402
 from elbowroom.execute.region import Region  # noqa: E402
 from elbowroom.execute.trials import Trials  # noqa: E402
 from elbowroom.session import late_gradients, looking  # noqa: E402
@@ -85,6 +87,24 @@ def test_a_budget_that_nothing_can_meet_is_refused():
     with pytest.raises(BudgetTooSmall) as either:
         elbowroom.fit(model, x, budget=1024, kernels="inductor", times="estimate")
     assert either.value.least_budget <= unfused.value.least_budget
+
+
+def test_the_least_budget_that_is_named_does_where_programs_take_more_than_predicted(monkeypatch):
+    measured = rehearsal.launched
+
+    def launched(*args):
+        trial = measured(*args)
+        return replace(trial, peak_bytes=trial.peak_bytes + 12345)
+
+    monkeypatch.setattr(rehearsal, "launched", launched)
+    model, x = perceptron()
+    fitted = elbowroom.fit(model, x, budget="1GiB", kernels="inductor")
+    roomy = fitted.elbowroom.plan.peak_bytes
+    with pytest.raises(BudgetTooSmall) as refusal:
+        fitted.elbowroom.set_budget(1)
+    assert refusal.value.least_budget < roomy
+    fitted.elbowroom.set_budget(refusal.value.least_budget)
+    assert fitted.elbowroom.plan.budget_bytes == refusal.value.least_budget
 
 
 def test_a_budget_too_small_for_want_of_a_compiler_says_so(monkeypatch):

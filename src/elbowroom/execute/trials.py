@@ -263,6 +263,12 @@ class Trials:
         """What a recording needs and a launch does not: room for what happens between steps."""
         return self.left_free or 0
 
+    def measure_least(self, room: int) -> None:
+        """Know what the lowest programs take: a budget that is named as the least must do when it is given."""
+        planned = [graph.planner.least for graph in self.graphs]
+        if not self._is_known(planned):
+            self.known.append(self._all_launched(planned, room))
+
     @property
     def least_bytes(self) -> int:
         """The lowest peak measured."""

@@ -109,9 +109,14 @@ def give_back_cached() -> None:
         torch.cuda.empty_cache()
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where its first tensor lives."""
+    return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+
+
 def device_bytes(model: nn.Module) -> int | None:
     """Size of the device a model lives on, where budgets may be given as a share of it."""
-    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    device = device_of(model)
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
 
 

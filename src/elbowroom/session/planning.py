@@ -108,6 +108,8 @@ def plan_on_trial(
     fused = any(graph.measured.is_fused for graph in graphs)
     with random_state_kept(), progress_bar("planning and compiling" if fused else "planning") as report:
         tried = trials.best(room, compilations, report)
+        if tried is None:
+            trials.measure_least(room)
     if tried is None:
         raise too_small(budget, resident, graphs, trials.least_bytes, kept=kept)
     return tried.measured

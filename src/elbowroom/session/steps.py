@@ -20,6 +20,7 @@ from elbowroom.measure.cache import setting_of
 from elbowroom.measure.measured import measured
 from elbowroom.measure.optimizer_state import state_tensors
 from elbowroom.measure.resident import multiplies_matrices, optimizer_bytes, resident_bytes, step_temporaries
+from elbowroom.measure.segments import was_switched_on
 from elbowroom.plan.plan import Plan
 from elbowroom.plan.planner import Planned
 from elbowroom.plan.regions import region_plan
@@ -356,4 +357,6 @@ def _notes(entry: Entry, planned: list[Planned]) -> tuple[str, ...]:
         notes += (f"{'Inductor' if fused else 'PyTorch'}'s kernels: the peak is measured, times are estimates.",)
     if any(plan.recorded for plan in planned):
         notes += ("Replayed as CUDA graphs: their memory is held between steps, too.",)
+    if was_switched_on():
+        notes += ("PyTorch's allocator uses expandable segments: this process may take little more than the budget.",)
     return notes
