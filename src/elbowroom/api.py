@@ -15,8 +15,8 @@ from elbowroom.capture.unplanned import backward_hook_in
 from elbowroom.errors import ElbowroomError, InputError
 from elbowroom.execute.by_stages.measuring import stages_of
 from elbowroom.execute.verification import verify_step
+from elbowroom.measure.expandable_segments import expand_where_tight
 from elbowroom.measure.resident import device_of
-from elbowroom.measure.segments import expand_where_tight
 from elbowroom.plan.plan import Plan
 from elbowroom.session.fitted import fitted
 from elbowroom.session.handle import Handle

@@ -125,7 +125,8 @@ def set_share(pair: Pair, plain_peak: int, share: float) -> None:
     except elbowroom.BudgetTooSmall as refusal:
         least = refusal.least_budget
     pair.budget = max(1, int(least + share * max(0, plain_peak - least)))
-    session.set_budget(pair.budget)
+    with pair.noting():
+        session.set_budget(pair.budget)
 
 
 def changes_nothing(pair: Pair, what: str, action: Callable[[], None]) -> None:

@@ -7,13 +7,14 @@ where the allocator, which lies in libc10, asks the C library for memory.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +193,15 @@ def storages(tensors: Iterable[torch.Tensor | None]) -> dict[int, int]:
             storage = tensor.untyped_storage()
             found[storage.data_ptr()] = storage.nbytes()
     return found
+
+
+@contextlib.contextmanager
+def gradients_on_host(model: torch.nn.Module) -> Iterator[None]:
+    """In the block, a model's gradients are no memory of a GPU, where they would count in another's budget."""
+    given = [p for p in model.parameters() if p.grad is not None and p.device.type != "cpu"]
+    copies = [p.grad.cpu() for p in given]
+    for parameter in given:
+        parameter.grad = None
+    yield
+    for parameter, copy in zip(given, copies, strict=True):
+        parameter.grad = copy.to(parameter.device)

@@ -19,6 +19,7 @@ from torch import nn
 import elbowroom
 from campaign.comparing import (
     INTERNAL,
+    MEAN_OF,
     Difference,
     Failure,
     Generators,
@@ -28,7 +29,7 @@ from campaign.comparing import (
     state_of,
     tensors_in,
 )
-from campaign.metering import TOOK_MORE, Meter, storages
+from campaign.metering import TOOK_MORE, Meter, gradients_on_host, storages
 
 NOT_KEPT = re.compile(r"elbowroom: .* is not kept", re.S)
 # How far apart planned and plain may be without being wrong, where tracing alone makes PyTorch run other kernels.
@@ -155,11 +156,12 @@ class Pair:
             side.optimizer = make_optimizer(self.trial, side.model)
         if self.trial.optimizer and self.budget:
             session = self.planned.model.elbowroom
-            try:
-                session.set_optimizer(self.planned.optimizer)
-            except elbowroom.BudgetTooSmall as refusal:
-                self._raise_budget(refusal)
-                session.set_optimizer(self.planned.optimizer)
+            with self.noting():
+                try:
+                    session.set_optimizer(self.planned.optimizer)
+                except elbowroom.BudgetTooSmall as refusal:
+                    self._raise_budget(refusal)
+                    session.set_optimizer(self.planned.optimizer)
 
     def new_plan(self) -> None:
         """What was said before does not count any more."""
@@ -168,6 +170,14 @@ class Pair:
     def note_said(self, texts: Iterable[str]) -> None:
         """A warning that the budget is not kept holds until there is another plan."""
         self.said += [text for text in texts if NOT_KEPT.match(text)]
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """What is said in the block, of the budget, is noted."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+        self.note_said(str(each.message) for each in caught)
 
     # --- steps ---
 
@@ -187,7 +197,7 @@ class Pair:
         plain = self.run(self.plain, args, y, metered=metered)
         after_plain = Generators.now()
         before.put_back()
-        with self._gradients_on_host():
+        with gradients_on_host(self.plain.model):
             self._look_at_others(args, y)
             planned = self.run(self.planned, args, y, metered=metered)
         after_planned = Generators.now()
@@ -211,17 +221,6 @@ class Pair:
         if self.situation.gradients != "kept":
             self.clear_gradients()
         return plain, planned
-
-    @contextlib.contextmanager
-    def _gradients_on_host(self) -> Iterator[None]:
-        """Those of the plain side: on a GPU they would count in the budget of the planned one."""
-        given = [p for p in self.plain.model.parameters() if p.grad is not None and p.device.type != "cpu"]
-        copies = [p.grad.cpu() for p in given]
-        for parameter in given:
-            parameter.grad = None
-        yield
-        for parameter, copy_of in zip(given, copies, strict=True):
-            parameter.grad = copy_of.to(parameter.device)
 
     def _look_at_others(self, args: tuple[Any, ...], y: torch.Tensor) -> None:
         """If more of a GPU is in use by others than was when the budget was chosen, a refusal may be due."""
@@ -326,7 +325,7 @@ class Pair:
         """Whether the two texts differ by the rounding of numbers alone."""
         number = re.compile(r"-?\d+\.\d+(?:e[-+]\d+)?")
         numbers = [[float(n) for n in number.findall(text)] for text in (plain, planned)]
-        return number.sub("", plain) == number.sub("", planned) and apart(*numbers)[0] <= self.rounding
+        return number.sub("", plain) == number.sub("", planned) and apart(*numbers, MEAN_OF)[0] <= self.rounding
 
     @property
     def rounding(self) -> float:

@@ -24,7 +24,7 @@ import torch
 from elbowroom.capture.joint_graph import made_real
 from elbowroom.execute.fused import Fused
 from elbowroom.execute.fused_graphs import Mode
-from elbowroom.measure.segments import expandable_segments
+from elbowroom.measure.expandable_segments import expandable_segments
 from elbowroom.step.allocator import SMALL
 
 LOG = logging.getLogger("elbowroom")

@@ -18,7 +18,7 @@ from elbowroom.execute.plannable import Plannable, recordable
 from elbowroom.execute.region import Region
 from elbowroom.execute.rehearsal import Trial
 from elbowroom.plan.planner import Planned
-from elbowroom.plan.together import peak_together, plan_together
+from elbowroom.plan.together import least_together, peak_together, plan_together
 from elbowroom.step.allocator import CUDA_MARGIN_SHARE
 from elbowroom.step.pool import pool_bytes
 from elbowroom.step.program import Program
@@ -172,7 +172,7 @@ class Trials:
         if found is not None:
             return hope if hope is not None and hope.ranked_s * _GAIN < found.ranked_s else None
         if hope is None or (missed and self.least_bytes > (1 + _FAR_AWAY) * room):
-            return _Hope(0.0, [graph.planner.least for graph in self.graphs])
+            return _Hope(0.0, least_together([graph.planner for graph in self.graphs]))
         return hope
 
     def _hopes(self, room: int, away: int, *, last: bool) -> Iterator[_Hope]:
@@ -265,7 +265,7 @@ class Trials:
 
     def measure_least(self, room: int) -> None:
         """Know what the lowest programs take: a budget that is named as the least must do when it is given."""
-        planned = [graph.planner.least for graph in self.graphs]
+        planned = least_together([graph.planner for graph in self.graphs])
         if not self._is_known(planned):
             self.known.append(self._all_launched(planned, room))
 

@@ -16,7 +16,7 @@ far is offered as data, the `frontier`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -213,6 +213,11 @@ class Planner:
                 self._lowest.add(reading)
         lowest = min(self._known, key=lambda plan: plan.prediction.peak_bytes)
         return lowest if lowest is self.everything else replace(lowest, why="the lowest peak found")
+
+    @property
+    def found(self) -> Sequence[Planned]:
+        """Every program found so far that moves nothing. Asking for more budgets adds to them."""
+        return self._made
 
     @property
     def frontier(self) -> tuple[Point, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from elbowroom.plan.planner import Planned, Planner
 from elbowroom.progress import Progress
 from elbowroom.step.referee import peak_in_a_row
@@ -17,7 +19,7 @@ def plan_together(planners: list[Planner], room: int, report: Progress = lambda 
     plans = [planner.everything for planner in planners]
     if peak_together(plans) <= room:
         return plans
-    best = [planner.least for planner in planners]
+    best = least_together(planners)
     if peak_together(best) > room:
         return None
     low, high = 0.0, 1.0
@@ -31,6 +33,34 @@ def plan_together(planners: list[Planner], room: int, report: Progress = lambda 
             high = share
     refined = _shared(planners, low, refine=True)  # one may save more than before, within the same peak
     return refined if peak_together(refined) <= room else best
+
+
+def least_together(planners: Sequence[Planner]) -> list[Planned]:
+    """Of the programs found, those that take the least in a row: it counts, too, what the earlier ones save."""
+    lowest = [planner.least for planner in planners]
+    if len(set(planners)) < len(planners):  # one program runs each time
+        return lowest
+    low, high = 0, peak_together(lowest)
+    while low < high:
+        middle = (low + high) // 2
+        found = _saving_least(planners, middle)
+        if found is None:
+            low = middle + 1
+        else:
+            lowest, high = found, peak_together(found)
+    return lowest
+
+
+def _saving_least(planners: Sequence[Planner], room: int) -> list[Planned] | None:
+    """Programs that fit in a row, if any do: whatever comes later, it is best if the earlier ones save little."""
+    held, chosen = 0, []
+    for planner in planners:
+        fitting = [plan for plan in planner.found if held + plan.prediction.peak_bytes <= room]
+        if not fitting:
+            return None
+        chosen.append(min(fitting, key=lambda plan: (plan.prediction.saved_bytes, plan.prediction.time_s)))
+        held += chosen[-1].prediction.saved_bytes
+    return chosen
 
 
 def peak_together(plans: list[Planned]) -> int:

@@ -17,10 +17,10 @@ from elbowroom.execute.passed_on import Storage, bytes_besides, storages_behind
 from elbowroom.execute.plannable import Plannable
 from elbowroom.execute.region import Region
 from elbowroom.measure.cache import setting_of
+from elbowroom.measure.expandable_segments import was_switched_on
 from elbowroom.measure.measured import measured
 from elbowroom.measure.optimizer_state import state_tensors
 from elbowroom.measure.resident import multiplies_matrices, optimizer_bytes, resident_bytes, step_temporaries
-from elbowroom.measure.segments import was_switched_on
 from elbowroom.plan.plan import Plan
 from elbowroom.plan.planner import Planned
 from elbowroom.plan.regions import region_plan
