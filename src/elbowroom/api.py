@@ -81,7 +81,12 @@ def _session(model: nn.Module, example: tuple[Any, ...], options: Options, *, tr
     else:
         session = Session(model, make_step, options)
     if example:
-        session.prepare(*_call(example))
+        enabled = torch.is_grad_enabled()
+        try:
+            session.prepare(*_call(example))
+        except BaseException:  # an interrupt may have come where gradients were about to be enabled again
+            torch._C._set_grad_enabled(enabled)
+            raise
     return session
 
 

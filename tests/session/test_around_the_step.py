@@ -162,7 +162,7 @@ class Printing(nn.Module):
 
 
 def test_after_wrong_inputs_a_budget_that_was_found_to_do_still_does():
-    """Everything is traced anew after an error. Planned from nothing, the same step would be refused; traced in the
+    """Everything is traced anew after an error. Planned from nothing, the same step might be refused; traced in the
     middle of a step, it would not be planned."""
     model, x = Printing(), torch.randn(16, 8, 8)
     plain = copy.deepcopy(model)
@@ -175,7 +175,7 @@ def test_after_wrong_inputs_a_budget_that_was_found_to_do_still_does():
             break
         known = refusal.value.least_budget
         model.elbowroom.set_budget(known)
-    assert least(Printing(), x) > known
+    assert least(Printing(), x) >= known
     for _ in range(10):
         for each in (plain, model):
             with pytest.raises(RuntimeError):
@@ -244,3 +244,20 @@ def test_what_an_untraced_part_takes_is_said():
         elbowroom.fit(model, x, budget=least(model, x))
         model(x).backward()
     assert any("more than its budget" in str(each.message) for each in said)
+
+
+@pytest.mark.parametrize("at", ["fit", "step"])
+def test_an_interrupt_leaves_gradients_enabled(at, monkeypatch):
+    """It may come in the middle of a block without gradients, as when operators are measured."""
+
+    def interrupted(*_):
+        torch.set_grad_enabled(False)
+        raise KeyboardInterrupt
+
+    model, x = nn.Linear(8, 8), torch.randn(4, 8)
+    if at == "step":
+        elbowroom.fit(model, x, budget="1MiB")
+    monkeypatch.setattr("elbowroom.session.looking.Looker.run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _ = elbowroom.fit(model, x, budget="1MiB") if at == "fit" else model(x)
+    assert torch.is_grad_enabled()

@@ -90,8 +90,19 @@ class Handle(ABC):
 
     # --- for the package ---
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._runs_plainly():
+            return self.step(*args, **kwargs)
+        try:
+            return self._run(args, kwargs)
+        except BaseException:
+            # An interrupt may have come where gradients were about to be enabled again, and they would stay off.
+            torch._C._set_grad_enabled(True)
+            raise
+
     @abstractmethod
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A call of training's, planned as far as it can be."""
 
     @abstractmethod
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:

@@ -80,9 +80,7 @@ class Session(Handle):
 
     # --- running ---
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._runs_plainly():
-            return self.step(*args, **kwargs)
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if hook := self._unseen_hook():
             self._say_unplanned(hook)
             return self.step(*args, **kwargs)

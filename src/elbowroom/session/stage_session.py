@@ -88,9 +88,7 @@ class StageSession(Handle):
         self._outside: dict[Any, int] = {}  # bytes that calls of a key were seen to take outside their plans
         self._watch = Watch(model, self._look_at_peak)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._runs_plainly():
-            return self.step(*args, **kwargs)
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if (unplanned := self._unplanned(args, kwargs)) is not None:
             self._say_unplanned(unplanned)
             return self.step(*args, **kwargs)
