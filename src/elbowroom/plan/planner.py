@@ -215,6 +215,11 @@ class Planner:
         return lowest if lowest is self.everything else replace(lowest, why="the lowest peak found")
 
     @property
+    def made(self) -> tuple[Planned, ...]:
+        """Every program found, that of the lowest peak among them. Asking for more budgets adds to it."""
+        return self.least, *self._made
+
+    @property
     def frontier(self) -> tuple[Point, ...]:
         """What the programs found so far take, from the fastest to the smallest; none beats another in time and peak.
 

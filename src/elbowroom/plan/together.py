@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from elbowroom.plan.planner import Planned, Planner
 from elbowroom.progress import Progress
 from elbowroom.step.referee import peak_in_a_row
@@ -17,7 +19,7 @@ def plan_together(planners: list[Planner], room: int, report: Progress = lambda 
     plans = [planner.everything for planner in planners]
     if peak_together(plans) <= room:
         return plans
-    best = [planner.least for planner in planners]
+    best = least_together(planners)
     if peak_together(best) > room:
         return None
     low, high = 0.0, 1.0
@@ -31,6 +33,29 @@ def plan_together(planners: list[Planner], room: int, report: Progress = lambda 
             high = share
     refined = _shared(planners, low, refine=True)  # one may save more than before, within the same peak
     return refined if peak_together(refined) <= room else best
+
+
+def least_together(planners: Sequence[Planner]) -> list[Planned]:
+    """The programs found that take the least in a row.
+
+    One of the lowest peak may save more than another that takes as much, or little more, and what it saves stays
+    while later ones run. So what is found for one budget never keeps a row from another that it was known to fit.
+    """
+    lowest = [planner.least for planner in planners]
+    found: dict[Planner, Planned] = {}
+    after = 0  # what the later ones take
+    for planner in reversed(planners):
+        if planner not in found:
+            found[planner] = min(planner.made, key=lambda plan: _taken(plan, after))
+        after = _taken(found[planner], after)[0]
+    leanest = [found[planner] for planner in planners]
+    return min(lowest, leanest, key=peak_together)
+
+
+def _taken(plan: Planned, after: int) -> tuple[int, int, float]:
+    """The peak of a program and of what runs after it; then what tells apart those for which that is the same."""
+    peak, saved = plan.prediction.peak_bytes, plan.prediction.saved_bytes
+    return max(peak, saved + after), peak, plan.time_s
 
 
 def peak_together(plans: list[Planned]) -> int:

@@ -12,7 +12,7 @@ from torch import nn
 from elbowroom.errors import BudgetTooSmall, Unplanned, first_line
 from elbowroom.execute.plannable import Plannable
 from elbowroom.plan.planner import Planned
-from elbowroom.plan.together import peak_together
+from elbowroom.plan.together import least_together, peak_together
 from elbowroom.plan.words import sizes_in_words
 from elbowroom.session.options import Options
 from elbowroom.step.allocator import budget_for
@@ -86,7 +86,7 @@ def too_small(
 
     `kept`: gradients of an earlier backward are there.
     """
-    least = [graph.planner.least for graph in graphs]
+    least = least_together([graph.planner for graph in graphs])
     cuda = graphs[0].device.type == "cuda"
     needed = budget_for(max(measured, peak_together(least)), sum(resident.values()), cuda=cuda)
     largest = [*resident.items(), *_largest_at_fullest([graph.planner.graph for graph in graphs], least)]
