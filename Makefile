@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+OLDEST := .venv-oldest
+OLDEST_READY := $(OLDEST)/.ready
 
-.PHONY: setup demo test test-all campaign check format bench papers clean
+.PHONY: setup demo test test-all test-oldest campaign check format bench papers clean
 
 setup: $(READY)
 
@@ -21,6 +23,15 @@ test: setup
 
 test-all: setup
 	HYPOTHESIS_PROFILE=more $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The oldest PyTorch that is supported, which has only builds with CUDA on PyPI.
+$(OLDEST_READY): pyproject.toml
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[tests]" torch==2.11.0
+	touch $(OLDEST_READY)
+
+test-oldest: $(OLDEST_READY)
+	$(OLDEST)/bin/python -m pytest -n 2 --dist loadfile -m "not slow" tests/session tests/capture tests/execute
 
 campaign: setup
 	PYTHONPATH=tests $(BIN)/python -m campaign --runs 5000 --jobs 2 --out build/campaign
@@ -50,4 +61,4 @@ papers: setup
 	$(PAPERS)/page.py
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -151,11 +151,12 @@ class Printing(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.last = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 4)
+        self.first, self.second, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
         self.calls = 0
 
     def forward(self, x):
-        h = self.second(torch.nn.functional.gelu(self.first(x))) * 1.5
+        h = torch.nn.functional.layer_norm(torch.nn.functional.gelu(self.first(x)), (8,))
+        h = self.second(h) * 1.5
         print(end="")
         self.calls += 1
         return self.last(h * (1.0 + 0.5 / self.calls))

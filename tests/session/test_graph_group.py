@@ -12,11 +12,15 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import elbowroom  # noqa: E402
+from elbowroom.capture.torch_version import TORCH  # noqa: E402
 from elbowroom.measure.memory import measure  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh")
 WIDTH, ROWS = 64, 256
 ACTIVATION = 4 * WIDTH * ROWS
+# Of the room, at the most. Before 2.13 autograd keeps the gradients it hands to a function, and plans leave room for
+# them; that of a sum is one number, whose copy is not kept.
+UNUSED_BYTES = ACTIVATION * (4 if TORCH >= (2, 13) else 6)
 
 
 class Broken(nn.Module):
@@ -100,7 +104,7 @@ def test_graphs_of_one_model_share_its_budget(activations):
     assert peaks[0] <= room or len(said[0]) == 1
     assert not any(said[1:])
     assert max(peaks[1:]) <= room
-    assert room - 4 * ACTIVATION <= peaks[-1]  # and what there is, is used
+    assert room - UNUSED_BYTES <= peaks[-1]  # and what there is, is used
     assert_same_gradients(model, expected)
 
 
@@ -163,11 +167,11 @@ def test_other_shapes_are_alternatives():
         expected = trained_plainly(model, x)
         peak, said = said_in(lambda x=x: peak_of_step(planned, x))
         assert not said
-        assert room - 4 * ACTIVATION <= peak <= room
+        assert room - UNUSED_BYTES <= peak <= room
         assert_same_gradients(model, expected)
 
 
-@pytest.mark.parametrize(("parts", "activations"), [(1, 7), (3, 16)])
+@pytest.mark.parametrize(("parts", "activations"), [(1, 8), (3, 16)])
 def test_the_state_of_an_optimizer_is_counted_if_it_is_named(parts, activations):
     model, x = with_gradients(Broken(parts)), torch.randn(ROWS, WIDTH)
     optimizer = torch.optim.Adam(model.parameters())
@@ -179,7 +183,7 @@ def test_the_state_of_an_optimizer_is_counted_if_it_is_named(parts, activations)
         peak, said = said_in(lambda: peak_of_step(planned, x))
         optimizer.step()
         assert peak <= budget - resident(model, x) - state or (step == 0 and said)
-    assert peak >= budget - resident(model, x) - state - 4 * ACTIVATION  # and what there is, is used
+    assert peak >= budget - resident(model, x) - state - UNUSED_BYTES  # and what there is, is used
 
 
 def test_rows_that_are_too_many_to_be_planned_are_said_once(monkeypatch):

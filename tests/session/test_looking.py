@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 import warnings
 import weakref
 
@@ -50,6 +51,42 @@ def test_another_thread_that_resets_pytorchs_counter_costs_no_step():
     finally:
         counter(-1)
     assert model.first.weight.grad is not None
+
+
+def test_steps_of_two_threads_that_overlap_leave_tracing_as_it_was():
+    """What PyTorch switches off while a step runs as one graph is switched off for all threads."""
+    x = torch.randn(8, 16)
+    first, second = (elbowroom.fit(Small(), x, budget="1MiB") for _ in range(2))
+    for model in (first, second) * 3:  # until nothing is traced any more
+        model(x)
+    second_runs, first_ended = threading.Event(), threading.Event()
+
+    def begin_the_second(region, known=first.elbowroom._looker.looks.may_run):
+        thread.start()
+        assert second_runs.wait(60)
+        return known(region)
+
+    def outlast_the_first(region, known=second.elbowroom._looker.looks.may_run):
+        second_runs.set()
+        assert first_ended.wait(60)
+        return known(region)
+
+    first.elbowroom._looker.looks.may_run = begin_the_second
+    second.elbowroom._looker.looks.may_run = outlast_the_first
+    thread = threading.Thread(target=second, args=(x,))
+    first(x)
+    first_ended.set()
+    thread.join()
+    elbowroom.fit(Halves(), x, budget="1MiB", strict=True)
+
+
+class Halves(Small):
+    """Cannot be one graph, but two."""
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        torch._dynamo.graph_break()
+        return self.last(h)
 
 
 def test_a_step_that_pytorch_was_told_not_to_trace_runs_once_and_is_said():

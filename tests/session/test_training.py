@@ -167,7 +167,9 @@ class Counts(nn.Module):
     def forward(self, x, log):
         for layer in self.layers:
             x = torch.tanh(layer(x)) * (1 + self.mean)
-            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+            mean = x.detach().mean(0)
+            self.mean.mul_(0.9).add_(mean, alpha=0.1)
+            self.mean.addcmul_(mean, mean, value=0.1).addcdiv_(mean, 3 + mean, value=0.1)
         log.add_(1)
         return x.square().mean()
 

@@ -23,6 +23,7 @@ from torch._functorch.partitioners import default_partition
 from elbowroom.capture.absent_gradients import absent_gradients_shown
 from elbowroom.capture.appended_lists import appends_deferred
 from elbowroom.capture.assigned_data import assigned_data_untraced
+from elbowroom.capture.class_attributes import class_attributes_guarded
 from elbowroom.capture.effects import errors_are_effects
 from elbowroom.capture.fusion import contract
 from elbowroom.capture.joint_graph import Captured, capture_joint, why_not
@@ -30,6 +31,7 @@ from elbowroom.capture.private_random import private_random_untraced
 from elbowroom.capture.python_floats import compute_floats_with_tensors, unused_floats_left_alone
 from elbowroom.capture.raising_frames import raising_frames_traced_again
 from elbowroom.capture.rewrites.rewrite import rewrite, rewrite_for_fusion
+from elbowroom.capture.symbolic_numbers import truths_counted_as_numbers
 from elbowroom.step.allocator import allocator_block
 
 
@@ -188,7 +190,8 @@ def capture_settings(graphs: int) -> Iterator[None]:
     Numbers that change from call to call become inputs of a graph, also those that modules hold. Hooks are looked at
     before each call. So is whether parameters need gradients, which PyTorch 2.11 passes over where no dictionary of
     the model has changed, and so are lists that are defaults of arguments, which it takes for constants. Random
-    numbers of numpy are numpy's.
+    numbers of numpy are numpy's. Operators that add a multiple to a tensor stay whole: written out, they round
+    otherwise than eager does.
     """
     settings: dict[str, Any] = {
         "allow_rnn": True,
@@ -196,6 +199,7 @@ def capture_settings(graphs: int) -> Iterator[None]:
         "recompile_limit": graphs,
         "accumulated_recompile_limit": 64 * graphs,
         "automatic_dynamic_shapes": True,
+        "enable_dynamo_decompositions": False,
         "assume_static_by_default": True,
         "specialize_float": False,
         "allow_unspec_int_on_nn_module": True,
@@ -218,8 +222,10 @@ def capture_settings(graphs: int) -> Iterator[None]:
             torch._dynamo.config.patch(**settings),
             appends_deferred(),
             assigned_data_untraced(),
+            class_attributes_guarded(),
             private_random_untraced(),
             raising_frames_traced_again(),
+            truths_counted_as_numbers(),
         ):
             yield
     finally:

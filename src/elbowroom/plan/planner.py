@@ -16,7 +16,7 @@ far is offered as data, the `frontier`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -215,9 +215,9 @@ class Planner:
         return lowest if lowest is self.everything else replace(lowest, why="the lowest peak found")
 
     @property
-    def found(self) -> Sequence[Planned]:
-        """Every program found so far that moves nothing. Asking for more budgets adds to them."""
-        return self._made
+    def made(self) -> tuple[Planned, ...]:
+        """Every program found, that of the lowest peak among them. Asking for more budgets adds to it."""
+        return self.least, *self._made
 
     @property
     def frontier(self) -> tuple[Point, ...]:

@@ -36,31 +36,26 @@ def plan_together(planners: list[Planner], room: int, report: Progress = lambda 
 
 
 def least_together(planners: Sequence[Planner]) -> list[Planned]:
-    """Of the programs found, those that take the least in a row: it counts, too, what the earlier ones save."""
+    """The programs found that take the least in a row.
+
+    One of the lowest peak may save more than another that takes as much, or little more, and what it saves stays
+    while later ones run. So what is found for one budget never keeps a row from another that it was known to fit.
+    """
     lowest = [planner.least for planner in planners]
-    if len(set(planners)) < len(planners):  # one program runs each time
-        return lowest
-    low, high = 0, peak_together(lowest)
-    while low < high:
-        middle = (low + high) // 2
-        found = _saving_least(planners, middle)
-        if found is None:
-            low = middle + 1
-        else:
-            lowest, high = found, peak_together(found)
-    return lowest
+    found: dict[Planner, Planned] = {}
+    after = 0  # what the later ones take
+    for planner in reversed(planners):
+        if planner not in found:
+            found[planner] = min(planner.made, key=lambda plan: _taken(plan, after))
+        after = _taken(found[planner], after)[0]
+    leanest = [found[planner] for planner in planners]
+    return min(lowest, leanest, key=peak_together)
 
 
-def _saving_least(planners: Sequence[Planner], room: int) -> list[Planned] | None:
-    """Programs that fit in a row, if any do: whatever comes later, it is best if the earlier ones save little."""
-    held, chosen = 0, []
-    for planner in planners:
-        fitting = [plan for plan in planner.found if held + plan.prediction.peak_bytes <= room]
-        if not fitting:
-            return None
-        chosen.append(min(fitting, key=lambda plan: (plan.prediction.saved_bytes, plan.prediction.time_s)))
-        held += chosen[-1].prediction.saved_bytes
-    return chosen
+def _taken(plan: Planned, after: int) -> tuple[int, int, float]:
+    """The peak of a program and of what runs after it; then what tells apart those for which that is the same."""
+    peak, saved = plan.prediction.peak_bytes, plan.prediction.saved_bytes
+    return max(peak, saved + after), peak, plan.time_s
 
 
 def peak_together(plans: list[Planned]) -> int:

@@ -24,7 +24,7 @@ from elbowroom.execute.plannable import Plannable
 from elbowroom.execute.region import Region
 from elbowroom.measure.resident import optimizer_bytes
 from elbowroom.plan.planner import Planned
-from elbowroom.plan.together import peak_together
+from elbowroom.plan.together import least_together, peak_together
 from elbowroom.session.options import Options
 from elbowroom.session.planning import needs_trials, plan_as_predicted, plan_on_trial
 from elbowroom.session.saying import too_small
@@ -161,7 +161,7 @@ class GraphGroup:
         except BudgetTooSmall as failure:
             refusal = failure
         self._say(f"elbowroom: {refusal}. Its {len(row)} graphs run with the least programs, over budget")
-        return [graph.planner.least for graph in graphs]
+        return least_together([graph.planner for graph in graphs])
 
     # --- what is said ---
 

@@ -270,14 +270,16 @@ def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compiled_whole(function: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
-    """The same as `torch.compile(…, fullgraph=True)`, which PyTorch refuses to cut, but without a check of its own.
+    """The same as `torch.compile(…, fullgraph=True)`, which PyTorch refuses to cut, but without what PyTorch does
+    around each call of it, which is for one thread at a time.
 
     PyTorch counts the compiled code that a call runs, and raises an error after a call that ran none, when the step
     has had its effects and its result is lost. Threads share the counter, so that one reads what another has reset.
+    PyTorch 2.11 switches tracing off for everything else during a call. Threads share that, too: when two take turns,
+    one puts back what the other has set, and nothing is traced in parts any more.
     """
     whole: Any = torch._dynamo.optimize(backend=backend, nopython=True)
-    if hasattr(torch._dynamo.eval_frame, "set_fullgraph_compiled_frame_count"):  # not yet in 2.11
-        whole.fullgraph = False  # read at each call, for that check; tracing was told above
+    whole.fullgraph = False  # read at each call, for that; tracing was told above
     return whole(function)  # type: ignore[no-any-return]
 
 
