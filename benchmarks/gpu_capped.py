@@ -46,10 +46,13 @@ def main() -> int:
         return 0
     cells = [(name, kernels) for name in options.models for kernels in options.kernels]
     with ThreadPoolExecutor(options.jobs) as pool:
-        rows = list(pool.map(lambda cell: run_cell(cell, options.limit), cells))
+        rows = []
+        for row in pool.map(lambda cell: run_cell(cell, options.limit), cells):
+            rows.append(row)
+            print(table([row]).splitlines()[-1], flush=True)
     if options.json:
         Path(options.json).write_text(json.dumps(rows, indent=1))
-    print(table(rows))
+    print(f"\n{table(rows)}")
     return int(any(row.get("failed") for row in rows))
 
 
