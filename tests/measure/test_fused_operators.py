@@ -135,15 +135,15 @@ class Clock:
 def test_on_a_gpu_a_kernel_is_timed_without_the_host_where_that_does_not_count(monkeypatch, suffix, expected):
     clock = Clock()
     monkeypatch.setattr(plain_operators, "clock", clock)
-    monkeypatch.setattr(
-        plain_operators, "_made_up_call", lambda node, given, **_: lambda: clock.launch(clock.kernel_s)
-    )
     monkeypatch.setattr(plain_operators, "_output_bytes", lambda *_: ())
     on_gpu = {"Event": clock.event, "_sleep": clock.sleep, "synchronize": clock.synchronize}
     memory = {"reset_peak_memory_stats": 0, "max_memory_allocated": 7, "memory_allocated": 3}
     for name, stand_in in {**on_gpu, **{name: lambda *_, size=size: size for name, size in memory.items()}}.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    costs = plain_operators._measure_cuda({f"mm{suffix}": None}, torch.device("cuda"), {}, lambda part: None)
+    nodes, device = {f"mm{suffix}": None}, torch.device("cuda")
+    costs = plain_operators._measure_cuda(
+        nodes, device, lambda node, **_: lambda: clock.launch(clock.kernel_s), lambda part: None
+    )
     ((seconds, workspace, _),) = costs.values()
     assert seconds == pytest.approx(expected, rel=0.01)
     assert workspace == 4
