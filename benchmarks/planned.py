@@ -27,8 +27,9 @@ from row_tables import show
 from rows import check_models
 
 from elbowroom import devices
-from elbowroom.capture.backend import capture_settings, make_backend
+from elbowroom.capture.backend import make_backend
 from elbowroom.capture.joint_graph import Captured
+from elbowroom.capture.settings import capture_settings
 from elbowroom.capture.traced_values import tensor_bytes
 from elbowroom.execute.region import Looks, Region
 from elbowroom.measure.measured import Measured, measured

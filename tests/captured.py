@@ -7,7 +7,8 @@ from functools import cache, partial
 import pytest
 import torch
 
-from elbowroom.capture.backend import capture_settings, make_backend
+from elbowroom.capture.backend import make_backend
+from elbowroom.capture.settings import capture_settings
 from elbowroom.execute.region import Looks, Region
 from elbowroom.measure.measured import Measured, measured
 from elbowroom.session.planning import surroundings

@@ -75,6 +75,19 @@ def test_without_them_less_is_enough_and_the_same_is_faster():
     assert any("without gradients" in note for note in entry_of(free).plan.notes)
 
 
+def test_gradients_that_would_have_room_of_their_own_come_late_where_nothing_else_fits(monkeypatch):
+    """On a GPU, little ones are planned to lie beside a recording. A budget that does without that is not refused."""
+    least = least_budget(fitted_tower())
+    monkeypatch.setattr("elbowroom.session.late_gradients.have_own_room", lambda *_: True)
+    monkeypatch.setattr("elbowroom.session.steps.have_own_room", lambda *_: True)
+    fitted = fitted_tower()
+    assert not entry_of(fitted).plan.late_gradients
+    fitted.elbowroom.set_budget(least)
+    assert entry_of(fitted).plan.late_gradients
+    assert entry_of(fitted_tower(least)).plan.late_gradients
+    assert least_budget(fitted) == least
+
+
 def test_the_first_step_that_keeps_them_is_planned_again():
     budget = least_budget(fitted_tower(accumulates=True)) + 2048
     fitted = fitted_tower(budget)

@@ -13,25 +13,16 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import fx
-from torch._decomp import decompositions
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.source import is_from_defaults
-from torch._dynamo.utils import TensorStaticReason
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import default_partition
 
 from elbowroom.capture.absent_gradients import absent_gradients_shown
-from elbowroom.capture.appended_lists import appends_deferred
-from elbowroom.capture.assigned_data import assigned_data_untraced
-from elbowroom.capture.class_attributes import class_attributes_guarded
 from elbowroom.capture.effects import errors_are_effects
 from elbowroom.capture.fusion import contract
 from elbowroom.capture.joint_graph import Captured, capture_joint, why_not
-from elbowroom.capture.private_random import private_random_untraced
 from elbowroom.capture.python_floats import compute_floats_with_tensors, unused_floats_left_alone
-from elbowroom.capture.raising_frames import raising_frames_traced_again
 from elbowroom.capture.rewrites.rewrite import rewrite, rewrite_for_fusion
-from elbowroom.capture.symbolic_numbers import truths_counted_as_numbers
 from elbowroom.step.allocator import allocator_block
 
 
@@ -181,66 +172,6 @@ def _trace_with_inductor(
                 "shape_padding": False,
             },  # see rewrites/padding.py
         )
-
-
-@contextmanager
-def capture_settings(graphs: int) -> Iterator[None]:
-    """Dynamo's settings while it traces for us: recurrent layers too, and as many graphs as we ask for.
-
-    Numbers that change from call to call become inputs of a graph, also those that modules hold. Hooks are looked at
-    before each call. So is whether parameters need gradients, which PyTorch 2.11 passes over where no dictionary of
-    the model has changed, and so are lists that are defaults of arguments, which it takes for constants. Random
-    numbers of numpy are numpy's. Operators that add a multiple to a tensor stay whole: written out, they round
-    otherwise than eager does.
-    """
-    settings: dict[str, Any] = {
-        "allow_rnn": True,
-        "optimize_ddp": False,
-        "recompile_limit": graphs,
-        "accumulated_recompile_limit": 64 * graphs,
-        "automatic_dynamic_shapes": True,
-        "enable_dynamo_decompositions": False,
-        "assume_static_by_default": True,
-        "specialize_float": False,
-        "allow_unspec_int_on_nn_module": True,
-        "skip_nnmodule_hook_guards": False,
-        "skip_guards_on_constant_func_defaults": False,
-        "skip_tensor_guards_with_matching_dict_tags": False,
-        "use_recursive_dict_tags_for_guards": False,
-        "use_numpy_random_stream": True,
-    }
-    builder: Any = torch._dynamo.variables.builder
-    lstm, static = decompositions.select_one_layer_lstm_function, builder.tensor_always_has_static_shape
-    # An LSTM whose input needs no gradient is taken for inference, though its weights do: what it saves is nothing.
-    decompositions.select_one_layer_lstm_function = lambda *_: decompositions.one_layer_lstm
-    # A plan is for one size of every tensor: sizes that change make another graph, and never become unknowns.
-    builder.tensor_always_has_static_shape = _always_static
-    specialized = builder.is_int_specialization_case
-    builder.is_int_specialization_case = _is_default
-    try:
-        with (
-            torch._dynamo.config.patch(**settings),
-            appends_deferred(),
-            assigned_data_untraced(),
-            class_attributes_guarded(),
-            private_random_untraced(),
-            raising_frames_traced_again(),
-            truths_counted_as_numbers(),
-        ):
-            yield
-    finally:
-        decompositions.select_one_layer_lstm_function = lstm
-        builder.tensor_always_has_static_shape = static
-        builder.is_int_specialization_case = specialized
-
-
-def _is_default(_: int, source: Any) -> bool:
-    """Integers that change become inputs wherever they are, as a counter that is global or a class's."""
-    return is_from_defaults(source)
-
-
-def _always_static(*_: Any, **__: Any) -> tuple[bool, TensorStaticReason]:
-    return True, TensorStaticReason.NN_MODULE_PROPERTY
 
 
 def _on_cuda(joint: fx.GraphModule) -> bool:

@@ -20,7 +20,7 @@ from rich.table import Table
 from torch import Tensor
 
 from elbowroom.api import fit
-from elbowroom.capture.backend import capture_settings
+from elbowroom.capture.settings import capture_settings
 from elbowroom.demo.models import SEED, STEPS, Subject, cnn_subject, transformer_subject
 from elbowroom.errors import BudgetTooSmall
 from elbowroom.execute.verification import same_bits

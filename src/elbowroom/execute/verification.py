@@ -20,7 +20,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from elbowroom.capture.backend import capture_settings, kept_whole
+from elbowroom.capture.backend import kept_whole
+from elbowroom.capture.settings import capture_settings
 from elbowroom.capture.traced_values import tensors_in
 from elbowroom.errors import Mismatch
 from elbowroom.measure.random_state import RandomStates, random_states, set_random_states

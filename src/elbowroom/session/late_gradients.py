@@ -19,12 +19,18 @@ _LITTLE = 0.05
 def late_parameters(
     model: nn.Module, regions: Sequence[Region], options: Options, resident: Mapping[str, int]
 ) -> dict[int, nn.Parameter]:
-    """Parameters that have no gradient before the backward makes it, by their number in the only graph.
+    """Those that are planned to have no gradient before the backward makes it, by their number in the only graph.
 
-    None of them where some have one: those are kept from step to step. Several graphs might share parameters. And
-    where they are little, and the step may be recorded, they are better off in a place of their own: scattered
+    Where they are little, and the step may be recorded, they are better off in a place of their own: scattered
     over a recording's pool, they leave gaps too small for large images, and it takes more in the end.
     """
+    late = possibly_late(model, regions, options)
+    return {} if late and have_own_room(late.values(), regions[0], options, resident) else late
+
+
+def possibly_late(model: nn.Module, regions: Sequence[Region], options: Options) -> dict[int, nn.Parameter]:
+    """All that may be planned so: none of them where some have a gradient, for those are kept from step to step.
+    Several graphs might share parameters."""
     several = len(regions) * options.forwards > 1
     if options.accumulates or several or keeps_gradients(model):
         return {}
@@ -35,8 +41,7 @@ def late_parameters(
     accumulated = {i for i, gradient in graph.gradients if graph.ops[gradient].kind == "backward"}
     tensors = {i: given[i] for i in graph.parameters if i in accumulated}
     found = {i: trained.get((t.data_ptr(), t.shape)) for i, t in tensors.items() if t is not None}
-    late = {i: parameter for i, parameter in found.items() if parameter is not None}
-    return {} if have_own_room(late.values(), region, options, resident) else late
+    return {i: parameter for i, parameter in found.items() if parameter is not None}
 
 
 def have_own_room(

@@ -28,8 +28,9 @@ from torch._dynamo.exc import (
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from elbowroom.capture.backend import capture_settings, make_backend
+from elbowroom.capture.backend import make_backend
 from elbowroom.capture.joint_graph import DATA_DEPENDENT
+from elbowroom.capture.settings import capture_settings
 from elbowroom.capture.unplanned import unplanned_nodes
 from elbowroom.errors import ElbowroomError, first_line, let_go_of_values
 from elbowroom.execute.passed_on import Storage

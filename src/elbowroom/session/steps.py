@@ -26,7 +26,7 @@ from elbowroom.plan.planner import Planned
 from elbowroom.plan.regions import region_plan
 from elbowroom.session.calls import shown_call
 from elbowroom.session.handle import Handle
-from elbowroom.session.late_gradients import have_own_room, keeps_gradients, late_parameters
+from elbowroom.session.late_gradients import have_own_room, keeps_gradients, late_parameters, possibly_late
 from elbowroom.session.loading import confirmed
 from elbowroom.session.looking import Sight
 from elbowroom.session.options import Options
@@ -129,7 +129,7 @@ class StepPlanner:
         if self.options.plan is not None:
             return self._load(self.options.plan, key, sight, resident, late)
         entry = Entry(key, self._graphs(sight.regions, late, resident), None, sight.left_out, list(late.values()))
-        self._install(entry, self._found_with_room(entry, resident), shown_call(args, kwargs))
+        self._install(entry, self._found_early_or_late(entry, resident), shown_call(args, kwargs))
         return entry
 
     def plan_midway(self, region: Region, running: Entry | None, budget: int | None = None) -> int:
@@ -214,6 +214,24 @@ class StepPlanner:
         }
         return [found[region] for region in [*regions] * self.options.forwards]
 
+    def _found_early_or_late(self, entry: Entry, resident: Mapping[str, int]) -> _Found:
+        """The best plans; if gradients that have a place of their own leave too little room, with late ones."""
+        try:
+            return self._found_with_room(entry, resident)
+        except BudgetTooSmall as refusal:
+            regions = entry.regions[: len(entry.regions) // self.options.forwards]
+            late = {} if entry.late else possibly_late(self.model, regions, self.options)
+            if not late:
+                raise
+            known, early = (entry.graphs, entry.late, entry.trials), refusal
+        entry.graphs = self._graphs(regions, late, resident)
+        entry.late, entry.trials = list(late.values()), None
+        try:
+            return self._found_with_room(entry, resident)
+        except BudgetTooSmall as refusal:
+            entry.graphs, entry.late, entry.trials = known
+            raise min(early, refusal, key=lambda each: each.least_budget) from None
+
     def _found_with_room(self, entry: Entry, resident: Mapping[str, int]) -> _Found:
         """The best plans that leave room for what was seen to be taken outside. If there are none, the best without,
         unless that is forbidden."""
@@ -290,7 +308,7 @@ class StepPlanner:
                 if options.optimizer is not old.optimizer:
                     entry.trials = None  # what a recording must leave free has changed
             found = planned_all(
-                partial(self._found_with_room, entry, resident)
+                partial(self._found_early_or_late, entry, resident)
                 for entry, resident in zip(entries, residents, strict=True)
             )
         except BaseException:
