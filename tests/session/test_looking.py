@@ -229,3 +229,24 @@ def test_what_tracing_in_the_middle_of_a_step_leaves_behind_goes_with_the_step(m
         assert left
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_model_is_planned_after_any_number_of_resets(in_parts, capsys):
+    """Each has it traced anew. That tells nothing of the step."""
+
+    class Model(Small):
+        def forward(self, x):
+            out = super().forward(x)
+            if in_parts:
+                print(float(out.mean()))
+            return out
+
+    model, x = Model(), torch.randn(8, 16)
+    elbowroom.fit(model, x, budget="1MiB", strict=True)
+    for _ in range(12):
+        torch._dynamo.reset()
+        model(x).sum().backward()
+        model.zero_grad()
+    assert model.elbowroom.plan.budget_bytes == 2**20
+    assert len(model.elbowroom.entries) == 1

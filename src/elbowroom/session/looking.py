@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo import convert_frame
 from torch._dynamo.exc import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
@@ -95,8 +96,17 @@ class Looker:
         self._graph_limit = graph_limit
         self._refusals: list[str] = []
         self._traced_parts = 0
-        self.generation = 0  # of code: graphs of an earlier one never run again
+        self._generation = 0
+        self._mark = compile("", "elbowroom", "exec")  # code that PyTorch will know as long as it knows ours
         self.forget()
+
+    @property
+    def generation(self) -> int:
+        """Of code: graphs of an earlier one never run again. `torch._dynamo.reset()` begins a new one, too."""
+        if self._mark not in convert_frame.input_codes:
+            convert_frame.input_codes.add(self._mark)
+            self._generation += 1
+        return self._generation
 
     def forget(self) -> None:
         """Trace afresh from now on.
@@ -104,7 +114,7 @@ class Looker:
         PyTorch keeps what it knows of a function with its code, for good: also that it gave up on it after an error.
         So each session has code of its own, and new code when something went wrong.
         """
-        self.generation += 1
+        self._generation += 1
 
         def refuse(why: str) -> None:
             raise _Refused(why)
