@@ -18,7 +18,7 @@ import torch
 
 import elbowroom
 from campaign.bystander import Bystander
-from campaign.comparing import Failure, Generators, drawing_as_plainly, state_differences, state_of, tensors_in
+from campaign.comparing import Failure, Generators, drawing_as_plainly, state_differences, state_of
 from campaign.pair import SLOW_S, Pair, Side, Trial
 
 Event = Callable[[Pair], None]
@@ -101,8 +101,6 @@ def fit(pair: Pair) -> None:
         args, wishes["loss"] = (*args, y), pair.planned.criterion
     if pair.trial.optimizer:
         wishes["optimizer"] = pair.planned.optimizer
-    if pair.trial.device != "cpu":
-        pair.others_bytes = torch.cuda.memory_allocated() - sum(pair.planned.resident(*tensors_in(args)).values())
 
     def fitted() -> None:
         pair.planned.model = elbowroom.fit(pair.planned.model, *args, budget="1GiB", **wishes)

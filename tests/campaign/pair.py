@@ -130,8 +130,9 @@ class Pair:
         self.trial, self.plain, self.planned = trial, plain, planned
         self.situation = Situation(trial.batch, torch.float64 if trial.exact else torch.float32)
         self.data = torch.Generator().manual_seed(trial.seed)
-        self.budget = 0
-        self.others_bytes = 0  # on a GPU whatever else is allocated there counts, too
+        self.budget = self.budget_before = 0
+        # On a GPU whatever else is allocated there counts, too: now, and when the plan in force was made.
+        self.others_now = self.others_bytes = 0
         self.said: list[str] = []  # warnings about the budget since the last new plan
         self.may_refuse = False  # something has changed since the last step that may need more memory
         self.ended = False  # it was refused for good, which `strict` asks for
@@ -227,9 +228,10 @@ class Pair:
         if self.trial.device == "cpu":
             return
         held = self.planned.resident(*self._held(args, y))
-        others = torch.cuda.memory_allocated() - sum(held.values())
-        self.may_refuse |= others > self.others_bytes
-        self.others_bytes = others
+        self.others_now = torch.cuda.memory_allocated() - sum(held.values())
+        if self.budget != self.budget_before:
+            self.others_bytes, self.budget_before = self.others_now, self.budget
+        self.may_refuse |= self.others_now > self.others_bytes
 
     def clear_gradients(self) -> None:
         for side in self.sides:
@@ -263,11 +265,15 @@ class Pair:
             outcome.peak_bytes = sum(before.values()) - sum(before[address] for address in died) + meter.peak_bytes
             outcome.end_bytes = meter.end_bytes
         outcome.outputs = [tensor.cpu() for tensor in outcome.outputs]
-        outcome.tried = side.is_planned and self.trial.kernels == "inductor" and self._has_new_plan()
+        tries = self.trial.kernels == "inductor" or self.trial.device != "cpu"
+        outcome.tried = side.is_planned and tries and self._has_new_plan()
+        if outcome.tried:
+            self.others_bytes = self.others_now
         return outcome
 
     def _has_new_plan(self) -> bool:
-        """Whether the step that has just ended was planned. With fused kernels, programs ran on trial then.
+        """Whether the step that has just ended was planned. With fused kernels, and on a GPU, programs ran
+        on trial then.
 
         What they take is known only afterwards. The steps that follow tell whether the plan is kept.
         """
@@ -343,7 +349,7 @@ class Pair:
             self.take_over()
 
     def _judge_peak(self, planned: Outcome) -> None:
-        over = planned.peak_bytes + self.others_bytes - self.budget
+        over = planned.peak_bytes + min(self.others_now, self.others_bytes) - self.budget
         due = bool(self.said) or any(TOOK_MORE.match(text) for text in planned.said)
         if over > 0 and not planned.tried and (self.trial.strict or not due):
             self.fail("over budget in silence", f"{over} bytes more than {self.budget}, {over / self.budget:.1%}")
