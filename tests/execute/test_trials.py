@@ -31,7 +31,7 @@ def time_for(size: int) -> float:
 
 def planned(size: int):
     prediction = SimpleNamespace(peak_bytes=size, saved_bytes=0, between_bytes=size, time_s=time_for(size))
-    return SimpleNamespace(program=Program(size), prediction=prediction)
+    return SimpleNamespace(program=Program(size), prediction=prediction, time_s=prediction.time_s)
 
 
 @pytest.fixture
@@ -338,6 +338,7 @@ class Planner:
     graph = SimpleNamespace(ops=[SimpleNamespace(time=1.0)])
     around = SimpleNamespace(late_bytes=0, outside_bytes=0)
     least = planned(LEAST)
+    made = (least,)
 
     def best_sized(self, room, size_of):
         sizes = [size for size in range(LEAST, MOST + 1) if size_of(Program(size)) <= room]

@@ -205,3 +205,40 @@ def test_a_budget_is_set_when_parameters_have_changed_their_type():
         fitted.elbowroom.set_budget(1)
     fitted.elbowroom.set_budget("1MiB")
     assert {entry.plan.budget_bytes for entry in fitted.elbowroom.entries.values()} == {2**20}
+
+
+class Queue(nn.Module):
+    """Writes to a buffer, at a place that changes with every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("queue", torch.randn(8, 32))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.long))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        with torch.no_grad():
+            place, rows = int(self.place), x.shape[0]
+            self.queue[:, place : place + rows] = x.mean(1).t()
+            self.place[0] = (place + rows) % 32
+        return self.head(x + (x @ self.queue.clone()).softmax(-1).mean(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("first", range(4))
+@pytest.mark.filterwarnings("ignore:elbowroom")
+def test_no_number_that_changes_is_compiled_for_some_of_its_values_only(first):
+    """A place is 0 now and then. What is compiled when it is must not stay in force when it is not."""
+    torch.manual_seed(0)
+    plain, x = Queue(), torch.randn(8, 8, 8)
+    plain.place[0] = 8 * first
+    ours = elbowroom.fit(copy.deepcopy(plain), x, budget="1MiB", kernels="inductor")
+    for step in range(8):
+        if step == 3:
+            torch._dynamo.reset()  # so that the number is known to change, and has another value
+        x = torch.randn(8, 8, 8)
+        for model in (plain, ours):
+            model.zero_grad()
+            model(x).square().mean().backward()
+        torch.testing.assert_close(ours.queue, plain.queue)
+        assert ours.place == plain.place
+        torch.testing.assert_close(ours.head.weight.grad, plain.head.weight.grad)

@@ -208,6 +208,7 @@ class Fused:
         convolves = graph.find_nodes(op="call_function", target=aten.convolution.default)
         with (
             _settings(inputs),
+            _for_all_numbers(inputs),
             _nearby() if keeps_places else nullcontext(),
             TracingContext.report_output_strides() as strides,
         ):
@@ -265,6 +266,22 @@ def _laid_out(value: Any, stride: Sequence[int] | None) -> Any:
 
 
 # --- compiling -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _for_all_numbers(inputs: Sequence[Any]) -> Iterator[None]:
+    """Refuses what is compiled in the block if it serves only some values of numbers that change from step to step.
+
+    Inductor may take a place in a queue for 0, because it is 0 now, and note that as a condition. But what a graph is
+    asked before it runs was settled when it was traced.
+    """
+    mode = detect_fake_mode(list(inputs))
+    conditions: list[Any] = [] if mode is None or mode.shape_env is None else mode.shape_env.guards
+    known = len(conditions)
+    yield
+    if new := conditions[known:]:
+        said = " and ".join(str(condition.expr) for condition in new)
+        raise RuntimeError(f"Inductor compiles it for some values only of a number that changes ({said})")
 
 
 @contextmanager
