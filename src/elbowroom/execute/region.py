@@ -132,6 +132,7 @@ class Region:
         self.programs: list[Ready] = []
         self.current = -1
         self.sizes: dict[int, tuple[int, int]] = {}  # by program: its peak and what it saves, in bytes
+        self.launched: dict[tuple[int, int, int], Any] = {}  # what programs took when they were launched on trial
         self.runs = 0
         self.tickets = Tickets()  # one for each forward
         self.watch: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered around every program run

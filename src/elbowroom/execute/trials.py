@@ -9,13 +9,13 @@ as recordings. These hold their memory, so each is given up after its trial; the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from elbowroom.execute import rehearsal
 from elbowroom.execute.plannable import Plannable, recordable
-from elbowroom.execute.region import Region
 from elbowroom.execute.rehearsal import Trial
 from elbowroom.plan.planner import Planned
 from elbowroom.plan.together import least_together, peak_together, plan_together
@@ -146,7 +146,6 @@ class Trials:
         self.left_free = left_free if len(graphs) == 1 else None
         self.known: list[Tried] = []
         self._sizes: dict[int, tuple[int, Program]] = {}  # recorded, by a program's identity, which it keeps here
-        self._launches: dict[tuple[Region, int], Trial] = {}
 
     def best(self, room: int, most: int, report: Callable[[float], None]) -> Tried | None:
         """The fastest measured within `room`, compiling at most so many; None if not even the lowest fits."""
@@ -294,13 +293,16 @@ class Trials:
         return Tried(tuple(planned), tuple(launched), expected_bytes=peak_together(planned))
 
     def _launched(self, graph: Plannable, plan: Planned, room: int) -> Trial:
+        """A program is measured once: a budget that was named for it does when it is given."""
         region, number = graph.region, graph.region.add(graph.build(plan.program))
-        if (region, number) not in self._launches:
-            between_bytes, late_bytes = plan.prediction.between_bytes, self.graphs[0].planner.around.late_bytes
-            self._launches[region, number] = rehearsal.launched_within(
-                room, region, number, between_bytes, late_bytes
-            )
-        return self._launches[region, number]
+        between_bytes, late_bytes = plan.prediction.between_bytes, self.graphs[0].planner.around.late_bytes
+        known: Trial | None = region.launched.get((number, between_bytes, late_bytes))
+        if known is not None:
+            return known
+        trial = rehearsal.launched_within(room, region, number, between_bytes, late_bytes)
+        if math.isfinite(trial.time_s):  # if memory ran out, there may be more the next time
+            region.launched[number, between_bytes, late_bytes] = trial
+        return trial
 
     def _recorded(self, planned: list[Planned], room: int) -> list[Tried]:
         """Nothing if that cannot fit, or cannot be recorded, which is tried but once."""
