@@ -18,6 +18,7 @@ from elbowroom.errors import BudgetTooSmall  # noqa: E402
 from elbowroom.execute import rehearsal  # noqa: E402
 from elbowroom.execute.region import Region  # noqa: E402
 from elbowroom.execute.trials import Trials  # noqa: E402
+from elbowroom.execute.variants import Variants  # noqa: E402
 from elbowroom.session import late_gradients, looking  # noqa: E402
 from fusible import Cnn, needs_compiler, perceptron  # noqa: E402
 from trained import only_entry  # noqa: E402
@@ -232,14 +233,17 @@ class Queue(nn.Module):
 
 
 @pytest.mark.parametrize("first", range(4))
-@pytest.mark.filterwarnings("ignore:elbowroom")
-def test_no_number_that_changes_is_compiled_for_some_of_its_values_only(first):
+@pytest.mark.filterwarnings("error:elbowroom")
+def test_no_number_that_changes_is_compiled_for_some_of_its_values_only(first, monkeypatch):
     """A place is 0 now and then. What is compiled when it is must not stay in force when it is not."""
+    compiled, make = [], Variants._make
+    monkeypatch.setattr(Variants, "_make", lambda self, numbers: compiled.append(numbers) or make(self, numbers))
     torch.manual_seed(0)
     plain, x = Queue(), torch.randn(8, 8, 8)
     plain.place[0] = 8 * first
     ours = elbowroom.fit(copy.deepcopy(plain), x, budget="1MiB", kernels="inductor")
-    for step in range(8):
+    for step in range(16):
+        compiled_before = len(compiled)
         if step == 3:
             torch._dynamo.reset()  # so that the number is known to change, and has another value
         x = torch.randn(8, 8, 8)
@@ -249,3 +253,4 @@ def test_no_number_that_changes_is_compiled_for_some_of_its_values_only(first):
         torch.testing.assert_close(ours.queue, plain.queue)
         assert ours.place == plain.place
         torch.testing.assert_close(ours.head.weight.grad, plain.head.weight.grad)
+    assert 0 < compiled_before == len(compiled)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from elbowroom.capture.rewrites.rewrite import PART_COPY
 from elbowroom.execute.accumulation import engine_accumulates, is_autograds
 from elbowroom.execute.fused_graphs import Mode, backward_graph, forward_graph
 from elbowroom.execute.tickets import ALONE, holders
+from elbowroom.execute.variants import Variants, has_numbers_that_change
 from elbowroom.step.program import Program
 
 aten = torch.ops.aten
@@ -200,6 +202,21 @@ class Fused:
         Inputs in `aligned` begin where an allocation does. Of others that is checked at every call: a batch may be a
         slice, and kernels read sixteen bytes at once.
         """
+        compile_once = partial(self._compile_once, visible=visible, aligned=aligned, is_backward=is_backward)
+        if not has_numbers_that_change(inputs):
+            return compile_once(graph, list(inputs))
+        variants = Variants(compile_once, graph, inputs, self.captured.module)
+        return variants, variants.strides
+
+    def _compile_once(
+        self,
+        graph: fx.Graph,
+        inputs: list[Any],
+        *,
+        visible: Sequence[int],
+        aligned: Sequence[int],
+        is_backward: bool,
+    ) -> tuple[Callable[[list[Any]], Any], list[Any]]:
         module = fx.GraphModule(self.captured.module, graph)
         returned = graph.output_node().args[0]
         nodes = [i for i in visible if isinstance(returned[i], fx.Node)]  # type: ignore[index]
@@ -208,13 +225,12 @@ class Fused:
         convolves = graph.find_nodes(op="call_function", target=aten.convolution.default)
         with (
             _settings(inputs),
-            _for_all_numbers(inputs),
             _nearby() if keeps_places else nullcontext(),
             TracingContext.report_output_strides() as strides,
         ):
             compiled = compile_fx_inner(
                 module,
-                list(inputs),
+                inputs,
                 static_input_idxs=aligned,
                 is_backward=is_backward,
                 layout_opt=self.channels_last if convolves else None,
@@ -266,22 +282,6 @@ def _laid_out(value: Any, stride: Sequence[int] | None) -> Any:
 
 
 # --- compiling -----------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _for_all_numbers(inputs: Sequence[Any]) -> Iterator[None]:
-    """Refuses what is compiled in the block if it serves only some values of numbers that change from step to step.
-
-    Inductor may take a place in a queue for 0, because it is 0 now, and note that as a condition. But what a graph is
-    asked before it runs was settled when it was traced.
-    """
-    mode = detect_fake_mode(list(inputs))
-    conditions: list[Any] = [] if mode is None or mode.shape_env is None else mode.shape_env.guards
-    known = len(conditions)
-    yield
-    if new := conditions[known:]:
-        said = " and ".join(str(condition.expr) for condition in new)
-        raise RuntimeError(f"Inductor compiles it for some values only of a number that changes ({said})")
 
 
 @contextmanager
