@@ -44,6 +44,18 @@ def parse_bytes(amount: int | str, *, field: str = "budget", device_bytes: int |
     return amount
 
 
+def parse_rate(rate: float | str, *, field: str = "link") -> float:
+    """Bytes per second from `12e9` or `"12GB/s"`."""
+    if isinstance(rate, str):
+        amount, slash, unit = rate.partition("/")
+        if not slash or unit.strip() != "s":
+            raise InputError(field, f"must be bytes per second such as '12GB/s', not {rate!r:.40}")
+        rate = float(parse_bytes(amount, field=field))
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 1 <= rate < math.inf:
+        raise InputError(field, f"must be bytes per second such as '12GB/s', not {rate!r:.40}")
+    return float(rate)
+
+
 def _parse_text(text: str, field: str, device_bytes: int | None) -> int:
     match = _AMOUNT.fullmatch(text) if len(text) < 64 else None
     if match is None:

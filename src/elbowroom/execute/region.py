@@ -23,9 +23,12 @@ from elbowroom.execute.accumulation import hooks_wait_for_gradients, on_unpacked
 from elbowroom.execute.emitter import emit, emit_backward, emit_outputs_only
 from elbowroom.execute.passed_on import PassedOn
 from elbowroom.execute.tickets import Tickets
+from elbowroom.execute.to_host.host_room import HostRoom
+from elbowroom.execute.to_host.moving_program import MovingProgram
 from elbowroom.measure.measured import Measured
 from elbowroom.step.program import Program, forward_only
 from elbowroom.step.referee import Surroundings
+from elbowroom.step.slab import slab_of
 
 if TYPE_CHECKING:
     from elbowroom.execute.fused import Fused
@@ -48,7 +51,7 @@ class Looks:
     end the call if `ends` is set, or else compute outputs only; `passed_on` then knows what went in and out. At other
     times `may_run` is asked first, if there is one; a region that may not run ends the call. `begun` counts the
     regions that have begun to run. `on_backward` is called when the backward of a region begins. What `hold` answers
-    is kept with what a forward saves.
+    is kept with what a forward saves. `host_room` is where programs have values that move.
     """
 
     def __init__(self) -> None:
@@ -59,6 +62,7 @@ class Looks:
         self.on_backward: Callable[[], None] = lambda: None
         self.hold: Callable[[], Any] = lambda: None
         self.begun = 0
+        self.host_room = HostRoom()
         self._thread = 0
 
     def begin(self, *, ends: bool) -> list[Region]:
@@ -121,6 +125,7 @@ class Ready:
     source: Callable[[], str]
     fused: Fused | None = None  # the compiled program behind them, if one is
     recorder: Recorder | None = None  # what replays it, if something does
+    host_bytes: int = 0  # of values that move
 
 
 class Region:
@@ -165,7 +170,7 @@ class Region:
         for number, known in enumerate(self.programs):
             if known.build.is_like(build):
                 return number
-        self.programs.append(self._fused(build) if build.measured.is_fused else _emitted(build))
+        self.programs.append(self._fused(build) if build.measured.is_fused else _emitted(build, self.looks.host_room))
         return len(self.programs) - 1
 
     def _fused(self, build: Build) -> Ready:
@@ -196,6 +201,11 @@ class Region:
     def peak_bytes(self) -> int:
         """Of the present program, above what is resident."""
         return self.sizes.get(self.current, (0, 0))[0]
+
+    @property
+    def host_bytes(self) -> int:
+        """What a forward of the present program has on the host."""
+        return self.programs[self.current].host_bytes if self.programs else 0
 
     @property
     def held_bytes(self) -> int:
@@ -367,11 +377,24 @@ def _as_number(value: Any) -> Any:
     return int.from_bytes(bytes(tensor.tolist()), "little", signed=True) if tensor.dim() else tensor.item()
 
 
-def _emitted(build: Build) -> Ready:
+def _emitted(build: Build, room: HostRoom) -> Ready:
     captured, program = build.measured.captured, build.program
     emitted = emit(captured, program)
-    backward = cache(partial(emit_backward, captured, program))
-    return Ready(build, emitted.forward, emitted.backward, lambda a, w: backward(w)(a), lambda: emitted.source)
+    backward_for = cache(partial(emit_backward, captured, program))
+    if not program.moves:
+        return Ready(
+            build, emitted.forward, emitted.backward, lambda a, w: backward_for(w)(a), lambda: emitted.source
+        )
+    slab = slab_of(captured.graph, program)
+    moving = MovingProgram(emitted.forward, slab, room, captured.device, len(captured.forward_outputs))
+    return Ready(
+        build,
+        moving.forward,
+        lambda a: moving.backward(a, emitted.backward),
+        lambda a, w: moving.backward(a, backward_for(w)),
+        lambda: emitted.source,
+        host_bytes=slab.bytes,
+    )
 
 
 def _remembered(argument: Any) -> Callable[[], torch.Tensor | None]:

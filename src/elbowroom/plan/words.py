@@ -13,6 +13,8 @@ from elbowroom.units import format_bytes
 
 BY_VALUE = ", then value by value"
 MOVED = ", with moves"
+MOVED_LEAST = "all that is saved moves"
+LOWEST = "the lowest peak found"
 _STAGES = re.compile(r"persistent, (\d+) stages( where one value crosses)?, \w+ account(, parts of gradients apart)?")
 _SLOWER = r"([+-])([\d.]+%)"
 # What a plan's reason may say, and what it means. A pattern's two groups, if it has them, are a sign and a share.
@@ -48,6 +50,8 @@ def method_in_words(method: str) -> str:
         return f"{method_in_words(method.removesuffix(MOVED))}, and tensors moved to the host and back"
     if method.endswith(BY_VALUE):
         return f"{method_in_words(method.removesuffix(BY_VALUE))}, then adjusted tensor by tensor"
+    if method == MOVED_LEAST:
+        return "all that is saved for the backward is moved to the host and back"
     if found := _STAGES.fullmatch(method):
         count = int(found[1])
         return f"computed again stage by stage, {count} stage{'' if count == 1 else 's'}"

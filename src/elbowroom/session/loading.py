@@ -73,7 +73,7 @@ def _played(graph: Plannable, region: RegionPlan, is_exact: bool) -> Planned:
     planner = graph.planner
     try:
         program = _program(graph, region)
-        prediction = predict(planner.graph, program, planner.around)
+        prediction = predict(planner.graph, program, planner.around, planner.platform)
     except InvalidProgram as refusal:
         raise InputError("plan", f"the referee refuses it: {refusal}; plan again") from None
     if is_exact and isinstance(region.program, Program) and prediction.peak_bytes > region.predicted_peak_bytes:

@@ -87,6 +87,7 @@ class Looker:
     ) -> None:
         self.model = model
         self.looks, self.part_looks = Looks(), Looks()  # shared by the graphs of whole steps, and by those of parts
+        self.part_looks.host_room = self.looks.host_room
         self._random: Any = None  # the state of Python's generator before the present call, where it is known
         self._draws = False  # whether a step is known to draw from it
         self._step = step

@@ -33,7 +33,7 @@ from elbowroom.session.options import Options
 from elbowroom.session.planning import fused_or_plain
 from elbowroom.session.row import Row
 from elbowroom.session.saying import no_backward, say_fallback, too_many_shapes
-from elbowroom.session.steps import Entry, StepPlanner
+from elbowroom.session.steps import Entry, StepPlanner, reserve_host
 from elbowroom.session.watching import Watch
 from elbowroom.units import format_bytes, parse_bytes
 
@@ -186,6 +186,7 @@ class Session(Handle):
     def _leave_room(self, entry: Entry) -> None:
         """Plan a step again that took more than its budget; if that does not fit, the plan stays and it is said."""
         self._planner.leave_room(entry)
+        reserve_host(self._looker.looks.host_room, self.entries.values())
         if entry.shortfall:
             self._say_unplanned(entry.shortfall)
 
@@ -306,7 +307,9 @@ class Session(Handle):
             entry = plan()
         entry.generation = self._looker.generation
         give_back_cached()
-        return self._remember(entry)
+        self._remember(entry)
+        reserve_host(self._looker.looks.host_room, self.entries.values())
+        return entry
 
     def _is_full(self, key: Any) -> bool:
         shapes = {entry.key for entry in self.entries.values() if entry.graphs or entry.instead is not None}
@@ -426,6 +429,7 @@ class Session(Handle):
                 self._planner.replan(entries, old)
                 raise
         give_back_cached()
+        reserve_host(self._looker.looks.host_room, self.entries.values())
         self.options = options
         self.said.clear()  # what is not planned is said again, of the new budget
         for entry in self.entries.values():

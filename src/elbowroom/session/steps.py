@@ -16,6 +16,7 @@ from elbowroom.errors import BudgetTooSmall
 from elbowroom.execute.passed_on import Storage, bytes_besides, storages_behind
 from elbowroom.execute.plannable import Plannable
 from elbowroom.execute.region import Region
+from elbowroom.execute.to_host.host_room import HostRoom
 from elbowroom.measure.cache import setting_of
 from elbowroom.measure.expandable_segments import was_switched_on
 from elbowroom.measure.measured import measured
@@ -26,6 +27,7 @@ from elbowroom.plan.planner import Planned
 from elbowroom.plan.regions import region_plan
 from elbowroom.session.calls import shown_call
 from elbowroom.session.handle import Handle
+from elbowroom.session.host_link import Moving, moving_of
 from elbowroom.session.late_gradients import have_own_room, keeps_gradients, late_parameters, possibly_late
 from elbowroom.session.loading import confirmed
 from elbowroom.session.looking import Sight
@@ -79,6 +81,11 @@ class Entry:
         return [region.source for region in self.regions]
 
     @property
+    def host_bytes(self) -> int:
+        """What its programs have on the host at once."""
+        return sum(graph.region.host_bytes for graph in self.graphs)
+
+    @property
     def held_bytes(self) -> int:
         """What forwards of its graphs, and of those that came in their place, have saved for backwards to come."""
         return sum(region.held_bytes for region in {*self.regions, *self.came})
@@ -113,6 +120,7 @@ class StepPlanner:
         self.model = model
         self.options = options
         self._planners = Planners()
+        self._moves: Moving | None = None  # found when a step is first planned
         self._outside: dict[Any, int] = {}  # bytes that calls of a key were seen to take outside their plans
 
     # --- a new step ---
@@ -202,6 +210,7 @@ class StepPlanner:
         """The step's graphs with their planners, as often as they run before the first backward."""
         loss_inside = self.options.loss is not None
         free_bytes = self.options.budget_bytes - sum(resident.values())
+        moving = self._moving(regions[0].traced.device).shared(len(regions) * self.options.forwards)
         found = {
             region: plannable(
                 region,
@@ -209,10 +218,17 @@ class StepPlanner:
                 self._planners,
                 loss_inside=loss_inside,
                 late=late,
+                moving=moving,
             )
             for region in dict.fromkeys(regions)
         }
         return [found[region] for region in [*regions] * self.options.forwards]
+
+    def _moving(self, device: torch.device) -> Moving:
+        """The same for all steps of a session: a plan must not change because the host has less free memory now."""
+        if self._moves is None:
+            self._moves = moving_of(self.options, device)
+        return self._moves
 
     def _found_early_or_late(self, entry: Entry, resident: Mapping[str, int]) -> _Found:
         """The best plans; if gradients that have a place of their own leave too little room, with late ones."""
@@ -364,6 +380,13 @@ class StepPlanner:
         if bool(late) != bool(entry.late):
             entry.graphs = self._graphs(regions, late, resident)
             entry.late, entry.trials = list(late.values()), None
+
+
+def reserve_host(room: HostRoom, entries: Iterable[Entry]) -> None:
+    """Have the memory on the host that plans need. Steps take turns, so the one that needs most of it counts."""
+    planned = [entry for entry in entries if entry.graphs]
+    if planned:
+        room.reserve(max(entry.host_bytes for entry in planned), planned[0].graphs[0].device)
 
 
 def _notes(entry: Entry, planned: list[Planned]) -> tuple[str, ...]:

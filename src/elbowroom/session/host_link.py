@@ -1,0 +1,65 @@
+"""Whether a session's values may move to the host, how fast, and how much of the host's memory they have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from elbowroom.errors import InputError
+from elbowroom.execute.to_host.link_speed import link_of
+from elbowroom.measure.host_memory import free_host_bytes
+from elbowroom.problem.platform import Platform
+from elbowroom.session.options import Options
+from elbowroom.units import parse_bytes, parse_rate
+
+# Of the host's free memory, if nobody says how much: the data loader, the page cache and other processes need some,
+# and pinned memory cannot be taken from us.
+_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Moving:
+    """The link and the host's memory for values that move; None if none do. They are `preferred` to values that are
+    computed again, even where that is slower."""
+
+    platform: Platform | None = None
+    preferred: bool = False
+
+    def shared(self, count: int) -> Moving:
+        """For one of several programs whose values are on the host at the same time."""
+        if self.platform is None or self.platform.host_bytes is None:
+            return self
+        return replace(self, platform=replace(self.platform, host_bytes=self.platform.host_bytes // count))
+
+
+STILL = Moving()
+
+
+def moving_of(options: Options, device: torch.device) -> Moving:
+    """What a session's options ask for on a device."""
+    return Moving(platform_of(options, device), options.offload == "always")
+
+
+def platform_of(options: Options, device: torch.device) -> Platform | None:
+    """The link and the host's memory for the values of a session; None if none are to move.
+
+    Without a GPU the values are on the host already: they move only where that is asked for.
+    """
+    if options.offload == "never" or (options.offload == "auto" and device.type != "cuda"):
+        return None
+    host_bytes = host_bytes_of(options)
+    if options.link is None:
+        return link_of(device, host_bytes)
+    rate = parse_rate(options.link)
+    return Platform(to_host=rate, from_host=rate, host_bytes=host_bytes)
+
+
+def host_bytes_of(options: Options) -> int:
+    """Bytes on the host for all values that are there at once."""
+    free = free_host_bytes()
+    if options.host_budget is not None:
+        return parse_bytes(options.host_budget, field="host_budget", device_bytes=free)
+    if free is None:
+        raise InputError("host_budget", "is missing, and the system does not tell how much of its memory is free")
+    return int(_SHARE * free)
