@@ -6,6 +6,7 @@ behind the value, byte by byte, and what comes back lies in a storage just as la
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +42,12 @@ class _Form:
             value.is_neg(),
         )
 
+    @classmethod
+    def of_elements(cls, value: torch.Tensor) -> _Form:
+        """Of a tensor without gaps, in a storage of its own."""
+        size = value.numel() * value.element_size()
+        return cls(value.device, value.dtype, value.size(), value.stride(), 0, size, False, False)
+
     def over(self, memory: torch.Tensor) -> torch.Tensor:
         """A tensor of this form in other memory."""
         tensor = torch.empty(0, dtype=self.dtype, device=self.device)
@@ -60,12 +67,26 @@ class Lease:
         self._forms: dict[int, _Form] = {}
         self._leaving: dict[int, Wait] = {}
         self._coming: dict[int, Wait] = {}
+        self._unseen: dict[int, torch.Tensor] = {}  # on their way back, and not handed over yet
 
     def offload(self, number: int, value: torch.Tensor) -> None:
         """Begin to copy a value to the host."""
         self._forms[number] = form = _Form.of(value)
         place = self._place(number, form.bytes)
         self._leaving[number] = self._lanes.to_host.copy(place, _bytes_behind(value))
+
+    def offload_elements(self, number: int, value: torch.Tensor, stride: Sequence[int]) -> None:
+        """Begin to copy the elements of a value to the host, laid out with these strides, which leave no gaps."""
+        if value.stride() != tuple(stride):
+            value = torch.empty_strided(value.size(), stride, dtype=value.dtype, device=value.device).copy_(value)
+        elements = value.as_strided((value.numel(),), (1,)).view(torch.uint8)
+        self._forms[number] = _Form.of_elements(value)
+        there = self._lanes.to_host.copy(self._place(number, elements.numel()), elements)
+
+        def wait(source: torch.Tensor = elements) -> None:  # which stays as long as it is copied
+            there()
+
+        self._leaving[number] = wait
 
     def release(self, number: int) -> None:
         """Wait until a value is on the host; from then on its memory on the device may go."""
@@ -83,11 +104,21 @@ class Lease:
         """Wait until a value is back."""
         self._coming.pop(number)()
 
+    def prefetch_unseen(self, number: int) -> None:
+        """Take memory for a value and begin to copy it back; `arrived` hands it over."""
+        self._unseen[number] = self.prefetch(number)
+
+    def arrived(self, number: int) -> torch.Tensor:
+        """Wait until a value is back, and hand it over."""
+        self.arrive(number)
+        return self._unseen.pop(number)
+
     def abandon(self) -> None:
         """The program has failed. Wait for what is on its way: the memory it comes from or goes to is free now."""
         for waits in (self._leaving, self._coming):
             while waits:
                 waits.popitem()[1]()
+        self._unseen.clear()
 
     def _place(self, number: int, size: int) -> torch.Tensor:
         start, room = self._slab.places[number]

@@ -38,6 +38,11 @@ class MovingProgram:
         self._leases: WeakValueDictionary[int, Lease] = WeakValueDictionary()
         self._packed: dict[int, Lease] = {}  # whose tickets somebody's hooks have put away as something else
 
+    @property
+    def host_bytes(self) -> int:
+        """What the values of one forward take on the host."""
+        return self._slab.bytes
+
     def forward(self, arguments: list[Any]) -> list[Any]:
         lease = self._room.lease(self._slab, self._device)
         arguments.append(lease)
