@@ -22,6 +22,7 @@ class HostRoom:
 
     def __init__(self) -> None:
         self._piece: HostPiece | None = None
+        self._wanted = 0  # bytes for which the plans ask
         self._taken: dict[int, int] = {}  # where a part begins: its bytes
         self._lock = RLock()  # again: a part may be given back by the garbage collector while one is taken
 
@@ -32,6 +33,7 @@ class HostRoom:
     def reserve(self, size: int, device: torch.device) -> None:
         """Have so many bytes, no more and no less, as soon as nobody uses any."""
         with self._lock:
+            self._wanted = size
             if self._taken or (self.bytes == size and (not size or self._is_on(device))):
                 return
             self._piece = None  # first: both together may be more than the host has
@@ -41,8 +43,9 @@ class HostRoom:
     def lease(self, slab: Slab, device: torch.device) -> Lease:
         """Memory for the values of one forward."""
         with self._lock:
-            if not self._taken and (self.bytes < slab.bytes or not self._is_on(device)):
-                self.reserve(slab.bytes, device)  # on trial: plans are not made yet
+            wanted = max(self._wanted, slab.bytes)  # on trial, nothing is planned yet
+            if not self._taken and (self.bytes < wanted or not self._is_on(device)):
+                self.reserve(wanted, device)
             start = self._gap(slab.bytes) if self._is_on(device) else None
             if start is None:
                 return Lease(HostPiece(slab.bytes, device).memory, slab, lanes_of(device))
