@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from hypothesis import strategies as st
@@ -16,7 +17,8 @@ def may_move(graph: StepGraph, program: Program) -> list[int]:
     outside = {*graph.results, *graph.updates}
     lent = {storage for op in graph.inputs for storage in graph.storages(op)}
     made = {run.op for run in program.forward_runs if lent.isdisjoint(graph.storages(run.op))}
-    return [op for op in program.saved if op in made and op not in outside and graph.ops[op].storable]
+    candidates = [op for op in program.saved if op in made and op not in outside]
+    return [op for op in candidates if graph.ops[op].storable and graph.value_bytes(op)]
 
 
 @st.composite
@@ -27,27 +29,29 @@ def moving(draw, graph: StepGraph, program: Program, least: int = 0) -> Program:
     choices = st.lists(st.sampled_from(candidates), unique=True, min_size=least, max_size=3) if candidates else None
     chosen = [] if choices is None else draw(choices)
     for value in chosen:
-        program = draw(_moved(graph, program, value))
+        program = moved(graph, program, value, lambda low, high: draw(st.integers(low, high)))
     return program
 
 
-@st.composite
-def _moved(draw, graph: StepGraph, program: Program, value: int) -> Program:
-    """Released in the forward, or handed to the backward while its copy may still be under way."""
+def moved(graph: StepGraph, program: Program, value: int, choose: Callable[[int, int], int]) -> Program:
+    """The program with one more value that moves, at places that `choose(lowest, highest)` tells.
+
+    It is released in the forward, or handed to the backward while its copy may still be under way.
+    """
     forward: list[Operation] = list(program.forward)
     backward: list[Operation] = list(program.backward)
     made = next(n for n, each in enumerate(forward) if isinstance(each, Run) and each.op == value)
     last_read = max((n for n, each in enumerate(forward) if _reads(graph, each, value)), default=made)
-    begin = draw(st.integers(made + 1, len(forward)))
-    release = draw(st.integers(max(begin, last_read + 1), len(forward)))
+    begin = choose(made + 1, len(forward))
+    release = choose(max(begin, last_read + 1), len(forward))
     first = next(n for n, each in enumerate(backward) if _reads(graph, each, value))
-    arrived = draw(st.integers(0, first))
-    asked = draw(st.integers(0, arrived))
+    arrived = choose(0, first)
+    asked = choose(0, arrived)
     backward.insert(arrived, Await(value))
-    backward.insert(asked, Prefetch(value, keeps=draw(st.booleans())))
-    is_late = _alone(graph, value) and draw(st.booleans())
+    backward.insert(asked, Prefetch(value, keeps=bool(choose(0, 1))))
+    is_late = _alone(graph, value) and bool(choose(0, 1))
     if is_late:
-        backward.insert(draw(st.integers(0, asked)), Release(value))
+        backward.insert(choose(0, asked), Release(value))
     else:
         forward.insert(release, Release(value))
     forward.insert(begin, Offload(value))

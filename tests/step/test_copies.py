@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from asynchronous import at_once, at_the_last_moment, run_asynchronously
 from elbowroom.errors import InvalidProgram
 from elbowroom.problem import Platform
-from elbowroom.step.graph import Operator, StepGraph
+from elbowroom.step.graph import Cost, Operator, StepGraph
 from elbowroom.step.operations import Await, Offload, Operation, Prefetch, Release, Run
 from elbowroom.step.program import Program, make_program
 from elbowroom.step.referee import Surroundings, predict
@@ -206,6 +206,16 @@ def test_a_view_of_what_comes_from_outside_does_not_move():
     moves = (Release(3), Prefetch(3), Await(3))
     moved = replace(program, forward=(*program.forward, Offload(3)), backward=(*moves, *program.backward))
     assert "memory that comes from outside" in refused(graph, moved)
+
+
+def test_a_constant_does_not_move():
+    """Its storage has no bytes of the step's, and a tensor is there all the same."""
+    storages = {**GRAPH.storage_bytes, **dict.fromkeys(GRAPH.storages(VALUE), 0)}
+    forward = (*PROGRAM.forward, Offload(VALUE))
+    backward = (Release(VALUE), Prefetch(VALUE), Await(VALUE), *PROGRAM.backward)
+    constant = replace(GRAPH, storage_bytes=storages)
+    constant = constant.with_costs({VALUE: Cost(0.0, 0, tuple((s, 0) for s in GRAPH.storages(VALUE)))})
+    assert "no memory of its own" in refused(constant, replace(PROGRAM, forward=forward, backward=backward))
 
 
 def test_what_dies_when_the_forward_ends_has_been_copied():

@@ -69,6 +69,8 @@ class Host:
             return "it lies in memory that comes from outside, which others may write to"
         if self.memory.bytes_of(value) != self.graph.value_bytes(value):
             return "it lies in the memory of a larger value"
+        if not self.graph.value_bytes(value):
+            return "it has no memory of its own that could be given back, like a constant"
         if value in self.there:
             return "it is on the host already"
         self.there.add(value)
