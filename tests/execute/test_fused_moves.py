@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import copy
-import random
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import elbowroom  # noqa: E402
+from delayed import delay_copies  # noqa: E402
 from elbowroom.errors import ElbowroomError  # noqa: E402
 from elbowroom.execute.fused import Fused  # noqa: E402
 from elbowroom.execute.fused_graphs import backward_graph, forward_graph  # noqa: E402
-from elbowroom.execute.to_host import host_room, traced_moves  # noqa: E402
-from elbowroom.execute.to_host.lanes import Lane, Lanes  # noqa: E402
+from elbowroom.execute.to_host import traced_moves  # noqa: E402
 from elbowroom.plan.values.moves import carriers, needs, tight  # noqa: E402
 from elbowroom.step.operations import Offload, Prefetch  # noqa: E402
 from elbowroom.step.program import make_program  # noqa: E402
-from fitted import step_peak  # noqa: E402
+from fitted import host_room, step_peak  # noqa: E402
 from fusible import cnn, gradients, needs_compiler, transformer  # noqa: E402
 from steps import zero  # noqa: E402
 from trained import only_entry  # noqa: E402
@@ -28,27 +25,6 @@ from trained import only_entry  # noqa: E402
 pytestmark = [pytest.mark.usefixtures("fresh"), needs_compiler]
 
 MODELS = {"transformer": transformer, "cnn": cnn}
-
-
-class Late(Lane):
-    """Copies in a thread of its own, each after a while."""
-
-    def __init__(self, most_s: float) -> None:
-        self._thread = ThreadPoolExecutor(1)
-        self._most_s = most_s
-
-    def copy(self, target, source):
-        def run():
-            time.sleep(random.Random(source.numel()).uniform(0, self._most_s))
-            target.copy_(source)
-
-        return self._thread.submit(run).result
-
-
-@pytest.fixture
-def late(monkeypatch):
-    lanes = Lanes(Late(0.005), Late(0.005))
-    monkeypatch.setattr(host_room, "lanes_of", lambda device: lanes)
 
 
 def fitted(name: str, share: float, offload: str):
@@ -74,7 +50,8 @@ def trained(model, batch):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_values_move_within_the_budget_and_gradients_stay(name, late):
+def test_values_move_within_the_budget_and_gradients_stay(name, monkeypatch):
+    delay_copies(monkeypatch)
     still, batch = fitted(name, 1.0, "never")
     expected = trained(still, batch)
     torch._dynamo.reset()
@@ -83,13 +60,13 @@ def test_values_move_within_the_budget_and_gradients_stay(name, late):
     assert entry.instead is None
     moved = [each for each in entry.regions[0].program.moves if isinstance(each, Offload)]
     assert moved
-    assert entry.host_bytes == moving.elbowroom._looker.looks.host_room.bytes > 0
+    assert entry.host_bytes == host_room(moving).bytes > 0
     assert entry.plan.resident_bytes + step_peak(moving, batch) <= entry.plan.budget_bytes
     for (loss, found), (known_loss, known) in zip(trained(moving, batch), expected, strict=True):
         torch.testing.assert_close(loss, known_loss)
         for ours, theirs in zip(found, known, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-    assert not moving.elbowroom._looker.looks.host_room._taken
+    assert not host_room(moving).taken_bytes
 
 
 def test_all_that_is_saved_can_move_in_either_layout():

@@ -51,7 +51,7 @@ class InTwo(torch.nn.Module):
         return self.second(between).square().sum()
 
 
-@pytest.mark.parametrize("host_budget", ["5KiB", "100MiB"])
+@pytest.mark.parametrize("host_budget", ["6KiB", "100MiB"])
 def test_values_of_several_graphs_move_within_one_host_budget(host_budget, monkeypatch):
     groups = []
     monkeypatch.setattr(compile_backend, "GraphGroup", lambda: groups.append(GraphGroup()) or groups[-1])

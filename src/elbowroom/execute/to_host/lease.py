@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
-from elbowroom.errors import ElbowroomError
-from elbowroom.execute.to_host.lanes import Lanes, Wait
+from elbowroom.errors import CopyFailed, ElbowroomError, first_line
+from elbowroom.execute.to_host.lanes import Lane, Lanes, Wait
 from elbowroom.step.slab import Slab
 
 
@@ -59,21 +60,42 @@ class _Form:
         return tensor
 
 
-class Lease:
-    """A part of the host's memory, cut for one program, and what has been copied there."""
+Forms: TypeAlias = dict[int, _Form]  # by value
 
-    def __init__(self, memory: torch.Tensor, slab: Slab, lanes: Lanes) -> None:
-        self._memory, self._slab, self._lanes = memory, slab, lanes
-        self._forms: dict[int, _Form] = {}
+
+class Lease:
+    """A part of the host's memory, cut for one program, and what has been copied there.
+
+    `owner` is what the memory belongs to, kept for as long as this. `forms` are of values that lie there already.
+    """
+
+    def __init__(
+        self,
+        memory: torch.Tensor,
+        slab: Slab,
+        lanes: Lanes,
+        owner: object = None,
+        forms: Forms | None = None,
+    ) -> None:
+        self.memory: torch.Tensor = memory
+        self._forms: Forms = dict(forms or {})
+        self._slab, self._lanes, self._owner = slab, lanes, owner
         self._leaving: dict[int, Wait] = {}
         self._coming: dict[int, Wait] = {}
+        self._sources: dict[int, torch.Tensor] = {}  # memory that a copy reads, and the program does not know of
+        self._targets: dict[int, torch.Tensor] = {}  # memory that a copy writes to: nobody else may get it before
         self._unseen: dict[int, torch.Tensor] = {}  # on their way back, and not handed over yet
+
+    @property
+    def forms(self) -> Forms:
+        """Of all values that have been sent to the host."""
+        return self._forms
 
     def offload(self, number: int, value: torch.Tensor) -> None:
         """Begin to copy a value to the host."""
         self._forms[number] = form = _Form.of(value)
         place = self._place(number, form.bytes)
-        self._leaving[number] = self._lanes.to_host.copy(place, _bytes_behind(value))
+        self._leaving[number] = _begun(self._lanes.to_host, place, _bytes_behind(value))
 
     def offload_elements(self, number: int, value: torch.Tensor, stride: Sequence[int]) -> None:
         """Begin to copy the elements of a value to the host, laid out with these strides, which leave no gaps."""
@@ -81,28 +103,29 @@ class Lease:
             value = torch.empty_strided(value.size(), stride, dtype=value.dtype, device=value.device).copy_(value)
         elements = value.as_strided((value.numel(),), (1,)).view(torch.uint8)
         self._forms[number] = _Form.of_elements(value)
-        there = self._lanes.to_host.copy(self._place(number, elements.numel()), elements)
-
-        def wait(source: torch.Tensor = elements) -> None:  # which stays as long as it is copied
-            there()
-
-        self._leaving[number] = wait
+        place = self._place(number, elements.numel())
+        self._sources[number] = elements
+        self._leaving[number] = _begun(self._lanes.to_host, place, elements)
 
     def release(self, number: int) -> None:
         """Wait until a value is on the host; from then on its memory on the device may go."""
         if number in self._leaving:
-            self._leaving.pop(number)()
+            _wait(self._leaving[number])
+            del self._leaving[number]
+            self._sources.pop(number, None)
 
     def prefetch(self, number: int) -> torch.Tensor:
         """Take memory for a value and begin to copy it back; what is returned may be read after `arrive`."""
         form = self._forms[number]
         memory = torch.empty(form.bytes, dtype=torch.uint8, device=form.device)
-        self._coming[number] = self._lanes.from_host.copy(memory, self._place(number, form.bytes))
+        self._targets[number] = memory
+        self._coming[number] = _begun(self._lanes.from_host, memory, self._place(number, form.bytes))
         return form.over(memory)
 
     def arrive(self, number: int) -> None:
         """Wait until a value is back."""
-        self._coming.pop(number)()
+        _wait(self._coming[number])
+        del self._coming[number], self._targets[number]
 
     def prefetch_unseen(self, number: int) -> None:
         """Take memory for a value and begin to copy it back; `arrived` hands it over."""
@@ -113,18 +136,42 @@ class Lease:
         self.arrive(number)
         return self._unseen.pop(number)
 
-    def abandon(self) -> None:
-        """The program has failed. Wait for what is on its way: the memory it comes from or goes to is free now."""
-        for waits in (self._leaving, self._coming):
-            while waits:
-                waits.popitem()[1]()
-        self._unseen.clear()
+    def finish(self) -> None:
+        """Wait for all that is on its way. After a failure, the memory that it comes from or goes to is free then.
+
+        Directions are asked and not single copies: an interrupt may have come before a copy was noted here.
+        """
+        for lane in self._lanes:
+            lane.finish()
+        for noted in (self._leaving, self._coming, self._sources, self._targets, self._unseen):
+            noted.clear()
 
     def _place(self, number: int, size: int) -> torch.Tensor:
         start, room = self._slab.places[number]
         if size > room:
             raise ElbowroomError(f"value {number} has {size} bytes to move and was planned with {room}; plan again")
-        return self._memory[start : start + size]
+        return self.memory[start : start + size]
+
+
+def _begun(lane: Lane, target: torch.Tensor, source: torch.Tensor) -> Wait:
+    try:
+        return lane.copy(target, source)
+    except RuntimeError as failure:
+        raise _failed(failure) from failure
+
+
+def _wait(wait: Wait) -> None:
+    try:
+        wait()
+    except RuntimeError as failure:
+        raise _failed(failure) from failure
+
+
+def _failed(failure: RuntimeError) -> CopyFailed:
+    return CopyFailed(
+        f"a copy between the device and the host failed ({first_line(failure)}), and with it this step; "
+        'run it again, or pass offload="never"'
+    )
 
 
 def _bytes_behind(value: torch.Tensor) -> torch.Tensor:
