@@ -60,6 +60,12 @@ class Looks:
         self.hold: Callable[[], Any] = lambda: None
         self.begun = 0
         self._thread = 0
+        self.regions: weakref.WeakSet[Region] = weakref.WeakSet()
+
+    @property
+    def await_backward(self) -> bool:
+        """Whether forwards of these graphs wait for their backward."""
+        return any(region.tickets.waiting for region in self.regions)
 
     def begin(self, *, ends: bool) -> list[Region]:
         """The present thread looks from now on, until `calls` is None again."""
@@ -129,6 +135,7 @@ class Region:
     def __init__(self, traced: Captured, looks: Looks) -> None:
         self.traced = traced
         self.looks = looks
+        looks.regions.add(self)
         self.programs: list[Ready] = []
         self.current = -1
         self.sizes: dict[int, tuple[int, int]] = {}  # by program: its peak and what it saves, in bytes
