@@ -41,6 +41,21 @@ class Stopped(BaseException):
         self.region = region
 
 
+def weakly(method: Callable[..., Any], otherwise: Any = None) -> Callable[..., Any]:
+    """The same, without keeping the object whose method it is; when that has gone, nothing happens.
+
+    PyTorch keeps what it has compiled until the code that it was compiled for goes, and backends for good. Neither
+    may keep a model.
+    """
+    known, function = weakref.ref(method.__self__), method.__func__  # type: ignore[attr-defined]
+
+    def call(*arguments: Any) -> Any:
+        found = known()
+        return otherwise if found is None else function(found, *arguments)
+
+    return call
+
+
 class Looks:
     """Shared by the regions of a session, which uses it to look at a model, and to be asked before a region runs.
 
@@ -160,6 +175,13 @@ class Region:
         """Before the next forward, `at_first` has to install a program again."""
         self.release()
         self.current = -1
+
+    def retire(self) -> None:
+        """No forward will come any more. If no backward will, either, the programs can go."""
+        if not self.tickets.waiting:
+            self.uninstall()
+            self.programs.clear()
+            self._look = None
 
     def release(self) -> None:
         """Give back the memory that recordings hold."""

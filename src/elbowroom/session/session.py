@@ -21,7 +21,7 @@ from torch._dynamo.exc import TorchDynamoException
 
 from elbowroom.capture.unplanned import UnseenHooks
 from elbowroom.errors import BudgetTooSmall, ElbowroomError, first_line
-from elbowroom.execute.region import Region, Stopped
+from elbowroom.execute.region import Region, Stopped, weakly
 from elbowroom.measure.random_state import random_state_kept
 from elbowroom.measure.resident import device_bytes, give_back_cached
 from elbowroom.session.calls import call_key
@@ -63,18 +63,18 @@ class Session(Handle):
         self._planning = RLock()
         self._planner = StepPlanner(model, options)
         self._row = Row(self._planner, self._watch, self._say_unplanned)
-        limit = (_MOST_TRACES + 1) * (options.max_shapes + 1)
         self._looker = Looker(
             model,
             self.step,
             self._plan_midway,
             no_backward=no_backward(options.loss is not None),
             fused=options.fuses,
-            graph_limit=limit,
+            graph_limit=(_MOST_TRACES + 1) * (options.max_shapes + 1),
         )
-        self._looker.looks.may_run, self._looker.part_looks.may_run = self._may_run, self._row.comes
-        for looks in (self._looker.looks, self._looker.part_looks):
-            looks.on_backward, looks.hold = self._backward_begins, self._watch.hold
+        whole, parts = self._looker.looks, self._looker.part_looks
+        whole.may_run, parts.may_run = weakly(self._may_run), weakly(self._row.comes)
+        for looks in (whole, parts):
+            looks.on_backward, looks.hold = weakly(self._backward_begins), weakly(self._watch.hold)
 
     # --- running ---
 
