@@ -8,7 +8,6 @@ planned as several, call by call, and what no graph holds is said.
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from threading import RLock
@@ -19,7 +18,7 @@ import torch
 from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 
-from elbowroom.capture.unplanned import UnseenHooks
+from elbowroom.capture.unplanned import UnseenHooks, unplanned_nodes
 from elbowroom.errors import BudgetTooSmall, ElbowroomError, first_line
 from elbowroom.execute.region import Region, Stopped, weakly
 from elbowroom.measure.random_state import random_state_kept
@@ -31,12 +30,12 @@ from elbowroom.session.looking import Looker, NotWhole, Sight
 from elbowroom.session.options import Options
 from elbowroom.session.planning import fused_or_plain
 from elbowroom.session.row import Row
-from elbowroom.session.saying import no_backward, say_fallback, too_many_shapes
+from elbowroom.session.saying import no_backward, ran_without_program, say_fallback, too_many_shapes
 from elbowroom.session.steps import Entry, StepPlanner
+from elbowroom.session.traces import MOST_TRACES, Traces
 from elbowroom.units import format_bytes, parse_bytes
 
 _STALE = -1  # the generation of entries some of whose graphs never run again
-_MOST_TRACES = 8  # of calls that look the same: where more is needed, something changes with every step
 
 
 class Session(Handle):
@@ -57,8 +56,6 @@ class Session(Handle):
         self._traced_midway = False  # whether a graph was traced in the middle of the present step
         self._midway: WeakSet[Region] = WeakSet()  # graphs that were, each with a plan of its own
         self._instead: Session | None = None
-        self._traces: Counter[Any] = Counter()  # how often calls of a key were traced, with the code of a generation
-        self._generation = 0
         self._hooks = UnseenHooks(model)
         self._planning = RLock()
         self._planner = StepPlanner(model, options)
@@ -69,8 +66,9 @@ class Session(Handle):
             self._plan_midway,
             no_backward=no_backward(options.loss is not None),
             fused=options.fuses,
-            graph_limit=(_MOST_TRACES + 1) * (options.max_shapes + 1),
+            graph_limit=(MOST_TRACES + 1) * (options.max_shapes + 1),
         )
+        self._traces = Traces(self._looker)
         whole, parts = self._looker.looks, self._looker.part_looks
         whole.may_run, parts.may_run = weakly(self._may_run), weakly(self._row.comes)
         for looks in (whole, parts):
@@ -160,12 +158,16 @@ class Session(Handle):
         except BaseException:
             self._watch.give_up()  # maybe nothing is there yet that would tell it so
             raise
+        self._traces.step_ends(entry.key, planned_midway=self._traced_midway)
         if self._traced_midway:  # the model has changed under this shape: look at it afresh before the next step
             self._traced_midway = False
             entry.generation = _STALE
             gc.collect()  # tracing leaves rings with the step's values, of which PyTorch collects the young
-        elif looks.begun - begun < expected:  # others may run in place of those expected, with plans of their own
-            self._say_unplanned("PyTorch ran it without the planned program; something it checks has changed")
+        elif (
+            looks.begun - begun < expected
+        ):  # data may have led the step elsewhere, or PyTorch runs some of it as it is
+            if left_out := unplanned_nodes(self.model, outputs):
+                self._say_unplanned(ran_without_program(left_out))
             if looks.begun == begun:
                 self._gradients.expect_one()
         self._after_forward(entry, outputs)
@@ -289,13 +291,10 @@ class Session(Handle):
     ) -> Entry:
         self._release_others(None)
         self._running = None
-        if self._generation != self._looker.generation:
-            self._generation = self._looker.generation
-            self._traces.clear()
-        self._traces[key] += 1
+        self._traces.count(key)
         if self._is_full(key):
             entry = Entry(key, unplanned=too_many_shapes(self.options.max_shapes))
-        elif self._traces[key] > _MOST_TRACES:
+        elif self._traces.too_many(key):
             entry = Entry(key, unplanned="something in it, such as a list that grows, makes each step another one")
         elif self.options.fuses:
             entry = fused_or_plain(
@@ -415,7 +414,7 @@ class Session(Handle):
         )
 
     def _replan(self, options: Options, tell_instead: Callable[[Session], None]) -> None:
-        for entry in [entry for entry in self.entries.values() if self._is_stale(entry)]:
+        for entry in [entry for entry in self.entries.values() if entry.generation == _STALE]:
             self._forget(entry)
         entries = [entry for entry in self.entries.values() if entry.plan is not None and entry.instead is None]
         old = self.options
