@@ -33,7 +33,7 @@ from elbowroom.session.inputs import check_optimizer, checked_loss
 from elbowroom.session.options import Options
 from elbowroom.session.planning import planned_all
 from elbowroom.session.saying import budget_too_small, short_of_room, too_many_shapes
-from elbowroom.session.watching import OUTSIDE, WATCHED_STEPS, Watch, more_outside
+from elbowroom.session.watching import OUTSIDE, WATCHED_STEPS, more_outside
 from elbowroom.solve import Result, solve
 from elbowroom.step.allocator import budget_for, room_within
 from elbowroom.units import parse_bytes
@@ -86,12 +86,11 @@ class StageSession(Handle):
         self._loss = options.loss
         self._arguments = arguments
         self._outside: dict[Any, int] = {}  # bytes that calls of a key were seen to take outside their plans
-        self._watch = Watch(model, self._look_at_peak)
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if (unplanned := self._unplanned(args, kwargs)) is not None:
             self._say_unplanned(unplanned)
-            return self.step(*args, **kwargs)
+            return self._run_plainly(args, kwargs)
         entry = self.prepare(args, kwargs)
         inputs, target = self._divided(args)
         if entry.unwatched:
@@ -149,6 +148,9 @@ class StageSession(Handle):
         return None
 
     # --- watching ---
+
+    def _awaits_backward(self) -> bool:
+        return any(entry.runner.runs for entry in self.entries.values())
 
     def _begin_watching(self, entry: StageEntry) -> None:
         batch_bytes = entry.resident["batch"] - entry.plan.resident["batch"]
@@ -252,7 +254,7 @@ class StageSession(Handle):
             raise _too_small(options.budget_bytes, outer, chain, result, device)
         plan = _plan_of(chain, result, options.budget_bytes, outer, inputs, device, self.why)
         runner = ChainRunner(stages, result.schedule)
-        runner.on_backward, runner.hold = self._watch.backward_begins, self._watch.hold
+        runner.on_backward, runner.hold = self._backward_begins, self._watch.hold
         return StageEntry(key, stages, chain, resident, plan, runner, makeup)
 
 

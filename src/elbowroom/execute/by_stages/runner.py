@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +62,7 @@ class ChainRunner:
         self.habits = tuple(Habits() for _ in self.stages)
         self.on_backward: Callable[[], None] = lambda: None  # called when a backward begins
         self.hold: Callable[[], Any] = lambda: None  # what it answers lives as long as a run may have a backward
+        self.runs: WeakSet[_Run] = WeakSet()  # whose backward has not ended
 
     def __call__(self, value: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -68,6 +70,7 @@ class ChainRunner:
                 value = stage(value)
             return value
         run = _Run(self, steps_of(self.stages), Activation.of(value))
+        self.runs.add(run)
         run.execute(self.before)
         return _attach(run, value)
 
@@ -211,6 +214,7 @@ class _Run:
         self.saved.clear()
         self.found.clear()
         self.gradients = ()
+        self.runner.runs.discard(self)
         return (*gradients, *(self.sums.pop(key, None) for key in self.shared))
 
 
