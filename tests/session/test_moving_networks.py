@@ -9,12 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from test_fit_networks import DIFFERS_FROM_EAGER  # noqa: E402
+
 import elbowroom  # noqa: E402
 from delayed import delay_copies  # noqa: E402
 from elbowroom.execute.verification import verify_step  # noqa: E402
 from elbowroom.measure import host_memory  # noqa: E402
 from fitted import host_room, least_budget, step_peak  # noqa: E402
-from test_fit_networks import DIFFERS_FROM_EAGER  # noqa: E402
 from zoo import ZOO  # noqa: E402
 
 QUICK = "resnet", "gpt2"

@@ -9,6 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from test_random_programs import BATCH, OPERATORS, ROWS, WIDTH, Straight  # noqa: E402
+
 from delayed import delay_copies  # noqa: E402
 from elbowroom.execute.region import Build  # noqa: E402
 from elbowroom.measure.measured import Measured  # noqa: E402
@@ -17,7 +19,6 @@ from elbowroom.step.program import make_program  # noqa: E402
 from elbowroom.step.referee import predict  # noqa: E402
 from moving import may_move, moved  # noqa: E402
 from stepgraphs import missing  # noqa: E402
-from test_random_programs import BATCH, OPERATORS, ROWS, WIDTH, Straight  # noqa: E402
 from tracing import looked_at  # noqa: E402
 
 PROGRAMS = 20  # of each model
