@@ -27,8 +27,6 @@ class DelayedLane(Lane):
         self.fails_at: int | None = None  # the number of a copy that fails
         self._most_s, self._chance = most_s, random.Random(seed)
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._last = threading.Event()
-        self._last.set()
         threading.Thread(target=self._work, daemon=True).start()
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> Wait:
@@ -52,16 +50,21 @@ class DelayedLane(Lane):
             if failures:
                 raise failures[0]
 
-        self._last = there
         self._jobs.put(job)
         return wait
 
     def finish(self) -> None:
-        self._last.wait()
+        self._all_so_far().wait()
 
     def follow(self, other: Lane) -> None:
         assert isinstance(other, DelayedLane)
-        self._jobs.put(other._last.wait)
+        self._jobs.put(other._all_so_far().wait)
+
+    def _all_so_far(self) -> threading.Event:
+        """Set when everything is done that was asked for until now."""
+        done = threading.Event()
+        self._jobs.put(done.set)
+        return done
 
     def _work(self) -> None:
         while True:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections import deque
-from threading import Lock
+from contextlib import suppress
+from threading import RLock
 from typing import Any
 
 import torch
@@ -17,8 +17,7 @@ import torch
 from elbowroom.errors import HostMemoryRefused
 from elbowroom.units import format_bytes
 
-_COUNTING = Lock()
-_changes: deque[int] = deque()  # not counted yet
+_COUNTING = RLock()  # again: memory may go, with garbage that Python collects, while this thread is counting
 _held_bytes = _most_bytes = 0
 
 
@@ -62,24 +61,19 @@ class _Counted(bytearray):
 
 def held_bytes() -> int:
     """Bytes on the host that are held for values that move, in this process."""
-    with _COUNTING:
-        _settle()
-        return _held_bytes
+    return _held_bytes
 
 
 def begin_counting() -> None:
     """From now on `most_bytes` is the most since now."""
     global _most_bytes
     with _COUNTING:
-        _settle()
         _most_bytes = _held_bytes
 
 
 def most_bytes() -> int:
     """The most that was held at once since `begin_counting`."""
-    with _COUNTING:
-        _settle()
-        return _most_bytes
+    return _most_bytes
 
 
 def free_host_bytes() -> int | None:
@@ -98,20 +92,11 @@ def free_host_bytes() -> int | None:
 
 
 def _count(size: int) -> None:
-    """Python may collect garbage, and come here, while this thread is counting already: that is counted by then."""
-    _changes.append(size)
-    if _COUNTING.acquire(blocking=False):
-        try:
-            _settle()
-        finally:
-            _COUNTING.release()
-
-
-def _settle() -> None:
     global _held_bytes, _most_bytes
-    while _changes:
-        _held_bytes += _changes.popleft()
-        _most_bytes = max(_most_bytes, _held_bytes)
+    with _COUNTING:  # no call is inside, at whose end garbage could be collected
+        _held_bytes += size
+        if _held_bytes > _most_bytes:
+            _most_bytes = _held_bytes
 
 
 def _pin(owner: HostPiece, memory: torch.Tensor) -> None:
@@ -119,6 +104,10 @@ def _pin(owner: HostPiece, memory: torch.Tensor) -> None:
     cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     failure = cudart.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
     if int(failure):
+        with suppress(RuntimeError):
+            torch.zeros(
+                1, device=owner.device
+            )  # PyTorch looks for errors at the next kernel, and would find this one
         raise _refused(memory.numel(), f"pinning it failed with CUDA's error {int(failure)}")
 
     def unpin(kept: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from elbowroom.capture.fingerprint import fingerprint
 from elbowroom.capture.joint_graph import Captured
 from elbowroom.capture.torch_version import TORCH
-from elbowroom.errors import BudgetTooSmall, InputError, Unplanned
+from elbowroom.errors import BudgetTooSmall, HostMemoryRefused, InputError, Unplanned
 from elbowroom.execute.emitter import copied_gradients
 from elbowroom.execute.plannable import Plannable
 from elbowroom.execute.region import Region
@@ -163,7 +163,7 @@ def fused_or_plain(fused: Callable[[], _T], plain: Callable[[], _T], say: Callab
     """What fused kernels give; where they fail or do not fit, what PyTorch's give, and the reason is said."""
     try:
         return fused()
-    except (InputError, Unplanned):
+    except (HostMemoryRefused, InputError, Unplanned):
         raise
     except BudgetTooSmall as refusal:
         failure: Exception = refusal

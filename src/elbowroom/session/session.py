@@ -304,8 +304,11 @@ class Session(Handle):
             entry = plan()
         entry.generation = self._looker.generation
         give_back_cached()
+        reserve_host(self._looker.looks.host_room, [*self.entries.values(), entry])
         self._remember(entry)
-        reserve_host(self._looker.looks.host_room, self.entries.values())
+        reserve_host(
+            self._looker.looks.host_room, self.entries.values()
+        )  # without one that it has taken the place of
         return entry
 
     def _is_full(self, key: Any) -> bool:
@@ -422,14 +425,15 @@ class Session(Handle):
         self._planner.replan(entries, options)
         for region in self._midway - {region for entry in entries for region in entry.regions}:
             region.uninstall()
-        if self._instead is not None:
-            try:
+        try:
+            reserve_host(self._looker.looks.host_room, self.entries.values())
+            if self._instead is not None:
                 tell_instead(self._instead)
-            except BaseException:
-                self._planner.replan(entries, old)
-                raise
+        except BaseException:
+            self._planner.replan(entries, old)
+            reserve_host(self._looker.looks.host_room, self.entries.values())
+            raise
         give_back_cached()
-        reserve_host(self._looker.looks.host_room, self.entries.values())
         self.options = options
         self.said.clear()  # what is not planned is said again, of the new budget
         for entry in self.entries.values():

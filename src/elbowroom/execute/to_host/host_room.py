@@ -7,9 +7,9 @@ under way than were planned, which is said elsewhere, there are further pieces, 
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from itertools import count
-from threading import Lock
+from threading import RLock
+from typing import NamedTuple
 
 import torch
 
@@ -19,16 +19,22 @@ from elbowroom.measure.host_memory import HostPiece
 from elbowroom.step.slab import Slab
 
 
+class _Part(NamedTuple):
+    start: int
+    bytes: int
+    lease: weakref.ref[Lease]
+
+
 class HostRoom:
     """One piece of memory, and which parts of it are taken."""
 
     def __init__(self) -> None:
         self._piece: HostPiece | None = None
         self._wanted_bytes = 0
-        self._taken: dict[int, tuple[int, int]] = {}  # by a lease's number: where its part begins, and its bytes
-        self._given: deque[int] = deque()  # numbers of leases that have gone, and are still noted as taken
+        self._taken: dict[int, _Part] = {}  # by number
+        self._recorded: list[Lease] = []  # for good: see `lease`
         self._count = count()
-        self._lock = Lock()
+        self._lock = RLock()  # again: a lease may go while the same thread is asking for one
 
     @property
     def bytes(self) -> int:
@@ -39,15 +45,21 @@ class HostRoom:
         """Of all parts that forwards have."""
         with self._lock:
             self._settle()
-            return sum(size for _, size in self._taken.values())
+            return sum(part.bytes for part in self._taken.values())
 
     def reserve(self, size: int, device: torch.device) -> None:
-        """Have so many bytes, no more and no less, as soon as nobody uses any."""
+        """Have so many bytes, no more and no less, as soon as nobody uses any. A refusal changes nothing."""
         with self._lock:
             self._settle()
-            self._wanted_bytes = size
-            if not self._taken:
+            before, self._wanted_bytes = self._wanted_bytes, size
+            if self._taken:
+                return
+            try:
                 self._take(size, device)
+            except BaseException:
+                self._wanted_bytes = before
+                self._take(before, device)
+                raise
 
     def lease(self, slab: Slab, device: torch.device) -> Lease:
         """Memory for the values of one forward."""
@@ -57,17 +69,17 @@ class HostRoom:
             self._wanted_bytes = max(slab.bytes, self._wanted_bytes)  # on trial: plans are not made yet
             if not self._taken and (self.bytes < self._wanted_bytes or not self._is_on(device)):
                 self._take(self._wanted_bytes, device)
-            start = self._gap(slab.bytes) if self._is_on(device) else None
-            if start is None or self._piece is None:
+            piece, start = self._piece, self._gap(slab.bytes)
+            if piece is None or piece.device != device or start is None:
                 piece = HostPiece(slab.bytes, device)
                 return Lease(piece.memory, slab, lanes, piece)
-            lease = Lease(self._piece.memory[start : start + slab.bytes], slab, lanes, self._piece)
-            number = next(self._count)
-            if not is_recorded(device):
-                # First, so that an interrupt leaves nothing taken. What others record as a CUDA graph writes there
-                # whenever they replay it, and nobody tells when they will not any more.
-                weakref.finalize(lease, self._give, number).atexit = False
-            self._taken[number] = start, slab.bytes
+            lease = Lease(piece.memory[start : start + slab.bytes], slab, lanes, piece)
+            part = _Part(start, slab.bytes, weakref.ref(lease, self._let_go))
+            self._taken[next(self._count)] = part
+            if is_recorded(device):
+                # Whoever records a CUDA graph now writes there whenever it is replayed, and nobody tells when it
+                # will not be any more.
+                self._recorded.append(lease)
         lanes.to_host.follow(lanes.from_host)  # the part's last holder may still be fetching from there
         return lease
 
@@ -84,25 +96,25 @@ class HostRoom:
     def _gap(self, size: int) -> int | None:
         """Where the first gap of so many bytes begins, if there is one."""
         start = 0
-        for taken, taken_bytes in sorted(self._taken.values()):
-            if taken - start >= size:
+        for part in sorted(self._taken.values(), key=lambda part: part.start):
+            if part.start - start >= size:
                 return start
-            start = taken + taken_bytes
+            start = part.start + part.bytes
         return start if self.bytes - start >= size else None
 
-    def _give(self, number: int) -> None:
+    def _let_go(self, _: object) -> None:
         """A lease has gone, at any moment at which Python collects garbage, in whatever thread does."""
-        self._given.append(number)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._settle()
-            finally:
-                self._lock.release()
+        with self._lock:
+            self._settle()
 
     def _settle(self) -> None:
-        """Note what was given back; memory that no plan wants goes with the last part."""
-        while self._given:
-            self._taken.pop(self._given.popleft(), None)
+        """Take back the parts of leases that have gone; memory that no plan wants goes with the last part.
+
+        Nothing but the leases tells which those are: an interrupt in `_let_go` is lost, and nothing with it.
+        """
+        for number, part in list(self._taken.items()):
+            if part.lease() is None:
+                self._taken.pop(number, None)
         if not self._taken and self.bytes > self._wanted_bytes:
             self._piece = None
 

@@ -87,11 +87,12 @@ def lanes_of(device: torch.device) -> Lanes:
     """Those of a device, which all of its programs share."""
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    with _making:  # two pairs for one device would not keep the order in which copies were asked for
-        if device not in _known:
-            kind: type[Lane] = OnStream if device.type == "cuda" else AtOnce
-            _known[device] = Lanes(kind(device), kind(device))
-        return _known[device]
+    known = _known.get(device)
+    if known is None:
+        kind: type[Lane] = OnStream if device.type == "cuda" else AtOnce
+        with _making:  # two pairs for one device would not keep the order in which copies were asked for
+            known = _known.setdefault(device, Lanes(kind(device), kind(device)))
+    return known
 
 
 def _nothing() -> None:
