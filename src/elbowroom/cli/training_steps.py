@@ -106,7 +106,7 @@ def explain_command(
             print(f"\n# graph {number} of {len(programs)}\n{program}", end="")
     if plot is not None:
         lines = {f"predicted, within {format_bytes(plan.budget_bytes)}": (plan.timeline, plan.budget_bytes)}
-        save_picture(lambda path: save_plot({target: lines}, path, along="operators run", scale=1), plot)
+        save_picture(lambda path: save_plot({target: lines}, path, along="operations", scale=1), plot)
 
 
 def sweep_command(
