@@ -87,6 +87,14 @@ def format_bytes(count: float) -> str:
     return f"{text} {unit}"
 
 
+def format_rate(rate: float) -> str:
+    """`12e9` → `'12 GB/s'`: bytes per second in the decimal units in which links are sold."""
+    for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
+        if rate >= scale:
+            return f"{rate / scale:.3g} {unit}/s"
+    return f"{rate:.3g} B/s"
+
+
 def format_seconds(seconds: float) -> str:
     """`0.0123` → `'12.3 ms'`."""
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
