@@ -69,12 +69,12 @@ class RegionPlan:
 
 
 def region_plan(planner: Planner, planned: Planned, fingerprint: str) -> RegionPlan:
-    """A graph's program as data, with what it does to each module."""
+    """A graph's program as data, with what it does to each module, and to the link."""
     prediction, plain = planned.prediction, planner.everything.prediction
-    traffic = None
+    traffic, platform = None, planned.platform or planner.platform
     if planned.program.moves:
-        assert planned.platform is not None
-        traffic = traffic_of(planner.graph, planned.program, planner.around, planned.platform)
+        assert platform is not None  # else the referee has refused
+        traffic = traffic_of(planner.graph, planned.program, planner.around, platform)
     return RegionPlan(
         fingerprint=fingerprint,
         method=planned.method,
