@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elbowroom.plan.moved import traffic_of
+from elbowroom.plan.moved import schedule_traffic, traffic_of
 from elbowroom.plan.plan import Plan
 from elbowroom.plan.planner import Planner
 from elbowroom.plan.regions import region_plan
 from elbowroom.problem import Platform
+from elbowroom.solve import solve
 from elbowroom.step.operations import Await, Offload, Prefetch, Release
 from elbowroom.step.program import make_program
 from elbowroom.step.referee import Surroundings, predict
 from elbowroom.step.timeline import time_line
 from moving import moving
+from offloaded import random_case
 from stepgraphs import graphs, orders
 
 RATES = st.sampled_from((0.2, 1.0, 3.0, 20.0))
@@ -91,3 +94,33 @@ def test_the_time_line_of_a_plan_has_all_its_transfers(problem, count):
         assert [(span.start, span.end) for span in line.transfers] == [
             (each.begins, each.ends + 1) for each in sorted(transfers, key=lambda each: each.begins)
         ]
+
+
+def test_schedules_over_stages_say_the_same():
+    moving = 0
+    for seed in range(40):
+        rng = Random(seed)
+        chain, platform, _ = random_case(rng, 6)
+        most = solve(chain, None, "store-all").peak_bytes
+        result = solve(chain, rng.randint(most // 2, most), "offload-best", platform=platform)
+        if result.simulation is None:
+            continue
+        traffic = schedule_traffic(chain, result.simulation, 7)
+        assert (traffic is not None) == bool(result.simulation.transfers)
+        if traffic is not None:
+            moving += 1
+            check_traffic(traffic, result.simulation)
+    assert moving > 9
+
+
+def check_traffic(traffic, simulation) -> None:
+    assert traffic.host_bytes == 7
+    assert traffic.waits_s == pytest.approx(simulation.stall_time)
+    assert all(simulation.spans[at].waits for at in traffic.waits_at)
+    assert {each.value for each in traffic.values} == {each.value for each in traffic.transfers}
+    transfers = sorted(simulation.transfers, key=lambda span: span.start)
+    for each, span in zip(traffic.transfers, transfers, strict=True):
+        assert (each.direction, each.bytes) == (span.resource, span.moved_bytes)
+        begins, ends = simulation.spans[each.begins], simulation.spans[each.ends]
+        assert begins.start <= span.start + 1e-6 <= begins.end + 2e-6
+        assert ends.start - 1e-6 <= span.end <= ends.end + 1e-6

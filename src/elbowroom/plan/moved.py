@@ -1,4 +1,4 @@
-"""What a program moves to the host and back, as data: which values, over which transfers, and what that takes.
+"""What a program or a schedule moves to the host and back, as data: which values, in which transfers, at what cost.
 
 Everything here is predicted, for the link of a platform: transfers go on beside computing, which waits where the
 program says so.
@@ -10,9 +10,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from elbowroom.problem.chain import Chain
 from elbowroom.problem.platform import Platform
+from elbowroom.schedule import operations as schedules
 from elbowroom.schedule.link import Direction
-from elbowroom.schedule.timeline import TimeLine
+from elbowroom.schedule.operations import Position
+from elbowroom.schedule.simulation import Simulation
+from elbowroom.schedule.timeline import Span, TimeLine
 from elbowroom.step.graph import StepGraph
 from elbowroom.step.operations import Offload, Operation, Prefetch, Run
 from elbowroom.step.program import Program
@@ -82,18 +86,59 @@ def traffic_of(graph: StepGraph, program: Program, around: Surroundings, platfor
     )
 
 
+def schedule_traffic(chain: Chain, simulation: Simulation, host_bytes: int) -> Traffic | None:
+    """The same for a schedule over stages that was simulated with a link; None if nothing moves.
+
+    The simulation's spans stand for operations. A value has the number of the stage whose saved set or output it is.
+    """
+    if not simulation.transfers:
+        return None
+    moment = _Moments(simulation.spans, simulation.time)
+    values: dict[tuple[str, Position], MovedValue] = {}
+    transfers = []
+    for span in sorted(simulation.transfers, key=lambda span: span.start):
+        asking = simulation.schedule[span.operation]
+        assert isinstance(asking, schedules.Offload | schedules.Prefetch)
+        assert isinstance(asking.at, int)
+        number = asking.at if asking.what == "all" else asking.at - 1
+        module = chain.stages[number - 1].name if number else ""
+        values.setdefault((asking.what, asking.at), MovedValue(number, module, span.moved_bytes))
+        direction: Direction = "to host" if isinstance(asking, schedules.Offload) else "from host"
+        transfers.append(MoveSpan(direction, number, span.moved_bytes, *moment.of(span, 0)))
+    waits = [(index, span) for index, span in enumerate(simulation.spans) if span.waits]
+    return Traffic(
+        host_bytes=host_bytes,
+        copying_s=sum((span.end - span.start for span in simulation.transfers), 0.0),
+        waits_s=sum((span.end - span.start for _, span in waits), 0.0),
+        waits_at=tuple(index for index, _ in waits),
+        values=tuple(values.values()),
+        transfers=tuple(transfers),
+    )
+
+
 def _transfers(operations: Sequence[Operation | None], line: TimeLine) -> tuple[MoveSpan, ...]:
-    ends = [span.end for span in line.computing]  # of the operations, in their order
-    last, same = len(ends) - 1, _SAME * line.time
+    moment = _Moments(line.computing, line.time)
     found = []
     for span in line.transfers:
         asking = operations[span.operation]
         assert isinstance(asking, Offload | Prefetch)
         direction: Direction = "to host" if isinstance(asking, Offload) else "from host"
-        begins = min(last, max(span.operation, bisect_right(ends, span.start + same)))
-        until = min(last, max(begins, bisect_left(ends, span.end - same)))
-        found.append(MoveSpan(direction, asking.value, span.moved_bytes, begins, until))
+        found.append(MoveSpan(direction, asking.value, span.moved_bytes, *moment.of(span, span.operation)))
     return tuple(found)
+
+
+class _Moments:
+    """During which operations things happen, given the spans of all operations in order."""
+
+    def __init__(self, computing: Sequence[Span], time_s: float) -> None:
+        self._ends = [span.end for span in computing]
+        self._same = _SAME * time_s
+
+    def of(self, span: Span, asking: int) -> tuple[int, int]:
+        """The operations in which a transfer begins and ends, no earlier than the one that asks for it."""
+        last = len(self._ends) - 1
+        begins = min(last, max(asking, bisect_right(self._ends, span.start + self._same)))
+        return begins, min(last, max(begins, bisect_left(self._ends, span.end - self._same)))
 
 
 def _is_move(operation: Operation | None) -> bool:
