@@ -60,7 +60,9 @@ def test_rates_that_are_printed_can_be_given(rate):
     assert parse_rate(format_rate(rate)) == pytest.approx(rate, rel=0.01)
 
 
-@pytest.mark.parametrize("bad", ["12GB", "12GB/h", "fast", "", "/s", "0", 0, -1, True, None, float("inf"), "90%/s"])
+@pytest.mark.parametrize(
+    "bad", ["12GB", "12GB/h", "fast", "", "/s", "0", 0, -1, True, None, float("inf"), "90%/s", "-1GB/s"]
+)
 def test_rates_that_make_no_sense_are_refused(bad):
-    with pytest.raises(InputError, match=r"^link: "):
+    with pytest.raises(InputError, match=r"^link: must be bytes per second such as '12GB/s', not "):
         parse_rate(bad)

@@ -47,9 +47,9 @@ Offload = Annotated[
     str, typer.Option(help="Move values to the host and back: 'never', 'auto' (on a GPU, where faster) or 'always'.")
 ]
 HostBudget = Annotated[
-    str | None, typer.Option(help="Memory that they have there, such as 32GiB; a share of what is free by default.")
+    str | None, typer.Option(help="Host memory for values that move, such as 32GiB; half of what is free by default.")
 ]
-Link = Annotated[str | None, typer.Option(help="How fast they move, such as 12GB/s; measured by default.")]
+Link = Annotated[str | None, typer.Option(help="How fast values move, such as 12GB/s; measured by default.")]
 Depth = Annotated[int | None, typer.Option(min=1, help="Names of a module's path to show; all that fit by default.")]
 
 
