@@ -67,9 +67,17 @@ def platform_of(options: Options, device: torch.device) -> Platform | None:
 
 def host_bytes_of(options: Options) -> int:
     """Bytes on the host for all values that are there at once."""
+    given = given_host_bytes(options)
+    if given is not None:
+        return given
     free = free_host_bytes()
-    if options.host_budget is not None:
-        return parse_bytes(options.host_budget, field="host_budget", device_bytes=free)
     if free is None:
         raise InputError("host_budget", "is missing, and the system does not tell how much of its memory is free")
     return int(_SHARE * free)
+
+
+def given_host_bytes(options: Options) -> int | None:
+    """The same as far as somebody says it."""
+    if options.host_budget is None:
+        return None
+    return parse_bytes(options.host_budget, field="host_budget", device_bytes=free_host_bytes())
