@@ -16,7 +16,7 @@ from elbowroom.step.slab import Slab
 
 
 @dataclass(frozen=True)
-class _Form:
+class Form:
     """How a tensor lies in its storage, and where that is."""
 
     device: torch.device
@@ -29,7 +29,7 @@ class _Form:
     is_negated: bool
 
     @classmethod
-    def of(cls, value: torch.Tensor) -> _Form:
+    def of(cls, value: torch.Tensor) -> Form:
         return cls(
             value.device,
             value.dtype,
@@ -56,16 +56,16 @@ class Lease:
     """A part of the host's memory, cut for one program, and what has been copied there."""
 
     def __init__(self, memory: torch.Tensor, slab: Slab, lanes: Lanes) -> None:
-        self._memory, self._slab, self._lanes = memory, slab, lanes
-        self._forms: dict[int, _Form] = {}
+        self.memory, self._slab, self._lanes = memory, slab, lanes
+        self._forms: dict[int, Form] = {}
         self._leaving: dict[int, Wait] = {}
         self._coming: dict[int, Wait] = {}
 
     def offload(self, number: int, value: torch.Tensor) -> None:
         """Begin to copy a value to the host."""
-        self._forms[number] = form = _Form.of(value)
+        self._forms[number] = form = Form.of(value)
         place = self._place(number, form.bytes)
-        self._leaving[number] = self._lanes.to_host.copy(place, _bytes_behind(value))
+        self._leaving[number] = self._lanes.to_host.copy(place, bytes_behind(value))
 
     def release(self, number: int) -> None:
         """Wait until a value is on the host; from then on its memory on the device may go."""
@@ -93,9 +93,9 @@ class Lease:
         start, room = self._slab.places[number]
         if size > room:
             raise ElbowroomError(f"value {number} has {size} bytes to move and was planned with {room}; plan again")
-        return self._memory[start : start + size]
+        return self.memory[start : start + size]
 
 
-def _bytes_behind(value: torch.Tensor) -> torch.Tensor:
+def bytes_behind(value: torch.Tensor) -> torch.Tensor:
     memory = torch.empty(0, dtype=torch.uint8, device=value.device)
     return memory.set_(value.untyped_storage())  # type: ignore[call-overload, no-any-return]
