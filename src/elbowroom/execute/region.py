@@ -125,7 +125,7 @@ class Ready:
     source: Callable[[], str]
     fused: Fused | None = None  # the compiled program behind them, if one is
     recorder: Recorder | None = None  # what replays it, if something does
-    host_bytes: int = 0  # of values that move
+    moving: MovingProgram | None = None  # what gives it memory on the host, if values move
 
 
 class Region:
@@ -179,8 +179,11 @@ class Region:
         measured, program = build.measured, build.program
         fused = self._compiled(build) or Fused(measured.captured, program, measured.channels_last)
         source = partial(fused.source, build.makes)
+        backward = partial(fused.backward, makes=build.makes)
+        if program.moves:
+            assert not build.recorded  # nothing plans that
+            return _moving(build, self.looks.host_room, fused.forward, backward, source, fused)
         if not build.recorded:
-            backward = partial(fused.backward, makes=build.makes)
             return Ready(build, fused.forward, backward, lambda a, w: backward(a, without=w), source, fused)
         from elbowroom.execute.recorder import Recorder
 
@@ -205,7 +208,8 @@ class Region:
     @property
     def host_bytes(self) -> int:
         """What a forward of the present program has on the host."""
-        return self.programs[self.current].host_bytes if self.programs else 0
+        moving = self.programs[self.current].moving if self.programs else None
+        return 0 if moving is None else moving.host_bytes
 
     @property
     def held_bytes(self) -> int:
@@ -381,19 +385,35 @@ def _emitted(build: Build, room: HostRoom) -> Ready:
     captured, program = build.measured.captured, build.program
     emitted = emit(captured, program)
     backward_for = cache(partial(emit_backward, captured, program))
-    if not program.moves:
-        return Ready(
-            build, emitted.forward, emitted.backward, lambda a, w: backward_for(w)(a), lambda: emitted.source
-        )
-    slab = slab_of(captured.graph, program)
-    moving = MovingProgram(emitted.forward, slab, room, captured.device, len(captured.forward_outputs))
+
+    def backward(arguments: list[Any], without: frozenset[int] = frozenset()) -> list[Any]:
+        return backward_for(without)(arguments) if without else emitted.backward(arguments)
+
+    if program.moves:
+        return _moving(build, room, emitted.forward, backward, lambda: emitted.source)
+    return Ready(build, emitted.forward, emitted.backward, backward, lambda: emitted.source)
+
+
+def _moving(
+    build: Build,
+    room: HostRoom,
+    forward: Callable[[list[Any]], list[Any]],
+    backward: Callable[..., list[Any]],
+    source: Callable[[], str],
+    fused: Fused | None = None,
+) -> Ready:
+    """A program whose values move; each of its forwards gets a part of the host's memory."""
+    captured = build.measured.captured
+    slab = slab_of(captured.graph, build.program)
+    moving = MovingProgram(forward, slab, room, captured.device, len(captured.forward_outputs))
     return Ready(
         build,
         moving.forward,
-        lambda a: moving.backward(a, emitted.backward),
-        lambda a, w: moving.backward(a, backward_for(w)),
-        lambda: emitted.source,
-        host_bytes=slab.bytes,
+        lambda a: moving.backward(a, backward),
+        lambda a, w: moving.backward(a, partial(backward, without=w)),
+        source,
+        fused,
+        moving=moving,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections import deque
 from threading import Lock
 from typing import Any
 
@@ -17,6 +18,7 @@ from elbowroom.errors import HostMemoryRefused
 from elbowroom.units import format_bytes
 
 _COUNTING = Lock()
+_changes: deque[int] = deque()  # not counted yet
 _held_bytes = _most_bytes = 0
 
 
@@ -36,21 +38,48 @@ class HostPiece:
         weakref.finalize(self, _count, -size).atexit = False
 
 
+def loose_memory(size: int) -> torch.Tensor:
+    """So many bytes that are not pinned. They are counted until nobody holds this tensor, or one that shows it."""
+    if not size:
+        return torch.empty(0, dtype=torch.uint8)
+    try:
+        memory = _Counted(size)
+    except MemoryError:
+        raise _refused(size, "it has no more") from None
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+class _Counted(bytearray):
+    """Memory that a storage borrows, and gives back to Python when it dies."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        _count(size)
+
+    def __del__(self) -> None:
+        _count(-len(self))
+
+
 def held_bytes() -> int:
     """Bytes on the host that are held for values that move, in this process."""
-    return _held_bytes
+    with _COUNTING:
+        _settle()
+        return _held_bytes
 
 
 def begin_counting() -> None:
     """From now on `most_bytes` is the most since now."""
     global _most_bytes
     with _COUNTING:
+        _settle()
         _most_bytes = _held_bytes
 
 
 def most_bytes() -> int:
     """The most that was held at once since `begin_counting`."""
-    return _most_bytes
+    with _COUNTING:
+        _settle()
+        return _most_bytes
 
 
 def free_host_bytes() -> int | None:
@@ -69,9 +98,19 @@ def free_host_bytes() -> int | None:
 
 
 def _count(size: int) -> None:
+    """Python may collect garbage, and come here, while this thread is counting already: that is counted by then."""
+    _changes.append(size)
+    if _COUNTING.acquire(blocking=False):
+        try:
+            _settle()
+        finally:
+            _COUNTING.release()
+
+
+def _settle() -> None:
     global _held_bytes, _most_bytes
-    with _COUNTING:
-        _held_bytes += size
+    while _changes:
+        _held_bytes += _changes.popleft()
         _most_bytes = max(_most_bytes, _held_bytes)
 
 

@@ -28,9 +28,19 @@ class Moving:
 
     def shared(self, count: int) -> Moving:
         """For one of several programs whose values are on the host at the same time."""
-        if self.platform is None or self.platform.host_bytes is None:
-            return self
-        return replace(self, platform=replace(self.platform, host_bytes=self.platform.host_bytes // count))
+        return self if self.host_bytes is None else self._with(self.host_bytes // count)
+
+    def without(self, taken_bytes: int) -> Moving:
+        """With what is left of the host's memory after others have taken so much."""
+        return self if self.host_bytes is None else self._with(max(0, self.host_bytes - taken_bytes))
+
+    def _with(self, host_bytes: int) -> Moving:
+        assert self.platform is not None
+        return replace(self, platform=replace(self.platform, host_bytes=host_bytes))
+
+    @property
+    def host_bytes(self) -> int | None:
+        return None if self.platform is None else self.platform.host_bytes
 
 
 STILL = Moving()

@@ -23,7 +23,6 @@ from elbowroom.execute.by_stages.runner import ChainRunner, HostSide
 from elbowroom.execute.by_stages.scheduling import Moving, Scheduled, schedule_within
 from elbowroom.execute.by_stages.staying import Staying, measure_staying
 from elbowroom.execute.to_host.host_room import HostRoom
-from elbowroom.execute.to_host.lanes import lanes_of
 from elbowroom.measure.cache import setting_of
 from elbowroom.measure.resident import device_bytes, optimizer_bytes, resident_bytes
 from elbowroom.plan.plan import Plan
@@ -267,7 +266,7 @@ class StageSession(Handle):
         if not isinstance(found, Scheduled):
             raise _too_small(options.budget_bytes, outer, chain, found, device, moves=moving is not None)
         plan = _plan_of(chain, found, options.budget_bytes, outer, inputs, device, self.why)
-        side = HostSide(self._host_room, device, lanes_of(device), staying.sealed) if found.host_bytes else None
+        side = HostSide(self._host_room, device, staying.sealed) if found.host_bytes else None
         runner = ChainRunner(stages, found.runs, side)
         runner.on_backward, runner.hold = self._watch.backward_begins, self._watch.hold
         return StageEntry(key, stages, chain, staying, resident, plan, runner, makeup)

@@ -15,15 +15,14 @@ import pytest
 import torch
 from torch import nn
 
-from delayed import Failing, delayed_lanes
+from delayed import delay_copies
 from elbowroom import solve
-from elbowroom.errors import ElbowroomError
+from elbowroom.errors import CopyFailed, ElbowroomError
 from elbowroom.execute.by_stages.measuring import fuse_stages, measure_stages, stages_of
 from elbowroom.execute.by_stages.runner import ChainRunner, HostSide
 from elbowroom.execute.by_stages.staying import measure_staying
 from elbowroom.execute.by_stages.waiting import Release, with_waits
 from elbowroom.execute.to_host.host_room import HostRoom
-from elbowroom.execute.to_host.lanes import AtOnce, Lanes, lanes_of
 from elbowroom.measure.host_memory import held_bytes
 from elbowroom.problem import Platform
 from elbowroom.schedule import Backward, Forward, Offload, Prefetch, simulate
@@ -71,25 +70,25 @@ def measured(name):
     return SimpleNamespace(chain=moving, fixed_bytes=chain.input_bytes + staying.bytes, most=most, staying=staying)
 
 
-def moving_runner(stages, waiting, lanes=None, **side):
+def moving_runner(stages, waiting, **side):
     room = HostRoom()
     room.reserve(waiting.host_bytes, CPU)
-    return ChainRunner(stages, waiting, HostSide(room, CPU, lanes or lanes_of(CPU), **side))
+    return ChainRunner(stages, waiting, HostSide(room, CPU, **side))
 
 
-def compared(name, simulation, lanes=None, steps=2):
+def compared(name, simulation):
     """A runner of some schedule, after a few steps like those of plain execution, and its model and input."""
     model, value = built(name)
     stages, plain = fuse_stages(stages_of(model), value), copy.deepcopy(model)
-    run = moving_runner(stages, with_waits(measured(name).chain, simulation), lanes)
-    assert_same(state_after(run, model, value, steps=steps), state_after(plain, plain, value, steps=steps))
+    run = moving_runner(stages, with_waits(measured(name).chain, simulation))
+    assert_same(state_after(run, model, value), state_after(plain, plain, value))
     return run, model, value
 
 
 @pytest.mark.parametrize("part", [0.0, 0.5])
 @pytest.mark.parametrize("solver", ["combined", "offload-best"])
 @pytest.mark.parametrize("name", NAMES)
-def test_planned_steps(name, solver, part):
+def test_planned_steps(name, solver, part, monkeypatch):
     problem = measured(name)
     assert problem.staying.bytes == 0
     least = solve(problem.chain, 0, solver, platform=LINK).least_budget
@@ -98,12 +97,12 @@ def test_planned_steps(name, solver, part):
     assert part or any(isinstance(operation, Release) for operation in run.schedule)
     predicted_bytes = result.peak_bytes + problem.fixed_bytes
     assert step_bytes(run, model, value) <= predicted_bytes
-    run.host = replace(run.host, lanes=delayed_lanes(0, most_s=0.003))
+    delay_copies(monkeypatch)
     assert step_bytes(run, model, value) <= predicted_bytes
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_schedules_at_random_with_copies_that_come_late(seed):
+def test_schedules_at_random_with_copies_that_come_late(seed, monkeypatch):
     rng = Random(seed)
     name = rng.choice(NAMES)
     chain = measured(name).chain
@@ -111,7 +110,8 @@ def test_schedules_at_random_with_copies_that_come_late(seed):
     least = solve(chain, 0, "persistent").least_budget
     budget = int(least + rng.choice([0, 0.2, 0.5]) * (measured(name).most - least))
     simulation = scrambled(rng, chain, solve(chain, budget, "persistent").schedule, platform)
-    run, model, value = compared(name, simulation, delayed_lanes(seed))
+    delay_copies(monkeypatch)
+    run, model, value = compared(name, simulation)
     assert step_bytes(run, model, value) <= simulation.peak_bytes + measured(name).fixed_bytes
 
 
@@ -126,14 +126,14 @@ def all_moved(count):
     return [*forwards, *last, *(op for op in backwards if op.at)]
 
 
-def run_all_moved(stages, value, lanes=None):
+def run_all_moved(stages, value):
     """A runner for which every saved set but the last really leaves, and the referee's peak."""
     chain = measure_stages(stages, value)
     staying = measure_staying(stages, value, chain, CPU)
     moving = replace(chain, input_bytes=0)
     simulation = simulate(moving, all_moved(len(stages)), platform=Platform(to_host=1e15, from_host=1e15))
     peak_bytes = simulation.peak_bytes + chain.input_bytes + staying.bytes
-    run = moving_runner(stages, with_waits(moving, simulation), lanes, sealed=staying.sealed)
+    run = moving_runner(stages, with_waits(moving, simulation), sealed=staying.sealed)
     return run, peak_bytes, staying
 
 
@@ -240,23 +240,48 @@ def test_what_is_written_to_after_it_was_saved_is_an_error_as_always():
 
 
 @pytest.mark.parametrize("direction", [0, 1])
-@pytest.mark.parametrize("error", [RuntimeError("the link is down"), KeyboardInterrupt()])
-def test_a_copy_that_fails(direction, error):
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_copy_that_fails(direction, at, monkeypatch):
     model, plain = layers(5), layers(5)
-    lanes = [AtOnce(), AtOnce()]
-    lanes[direction] = Failing(3, error)
-    run, _, _ = run_all_moved(list(model), inputs(), Lanes(*lanes))
+    lane = delay_copies(monkeypatch)[direction]
+    run, _, _ = run_all_moved(list(model), inputs())
     before = held_bytes()
-    with pytest.raises(type(error)):
+    lane.fails_at = at
+    with pytest.raises(CopyFailed, match="an error of the link"):
         run(inputs()).sum().backward()
+    assert lane.copies > at
     assert held_bytes() == before
     assert_same(state_after(run, model, inputs()), state_after(plain, plain, inputs()))
-    assert held_bytes() == before
+    assert run.host.room.taken_bytes == 0
 
 
-def test_an_exception_in_mid_step():
+@pytest.mark.parametrize("at", [0, 2])
+def test_an_interrupt_where_a_copy_begins(at, monkeypatch):
     model, plain = layers(5), layers(5)
-    run, _, _ = run_all_moved(list(model), inputs(), delayed_lanes(0))
+    lanes = delay_copies(monkeypatch)
+    run, _, _ = run_all_moved(list(model), inputs())
+    for lane in lanes:
+        begin, left = lane.copy, [at]
+
+        def interrupted(target, source, begin=begin, left=left):
+            begun = begin(target, source)
+            left[0] -= 1
+            if left[0] == -1:
+                raise KeyboardInterrupt
+            return begun
+
+        with monkeypatch.context() as patch:
+            patch.setattr(lane, "copy", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                run(inputs()).sum().backward()
+        assert run.host.room.taken_bytes == 0
+    assert_same(state_after(run, model, inputs()), state_after(plain, plain, inputs()))
+
+
+def test_an_exception_in_mid_step(monkeypatch):
+    delay_copies(monkeypatch)
+    model, plain = layers(5), layers(5)
+    run, _, _ = run_all_moved(list(model), inputs())
 
     def fail(*_):
         raise ValueError("enough")
@@ -272,8 +297,9 @@ def test_an_exception_in_mid_step():
     assert_same(state_after(run, model, inputs()), state_after(plain, plain, inputs()))
 
 
-def test_a_second_backward_is_refused_and_outputs_may_be_dropped():
-    run, _, _ = run_all_moved(list(layers(5)), inputs(), delayed_lanes(0))
+def test_a_second_backward_is_refused_and_outputs_may_be_dropped(monkeypatch):
+    delay_copies(monkeypatch)
+    run, _, _ = run_all_moved(list(layers(5)), inputs())
     before = held_bytes()
     output = run(inputs())
     output.sum().backward(retain_graph=True)
@@ -282,6 +308,7 @@ def test_a_second_backward_is_refused_and_outputs_may_be_dropped():
     for _ in range(3):
         run(inputs())  # and no backward
     assert held_bytes() == before
+    assert run.host.room.taken_bytes == 0
 
 
 def test_two_forwards_before_the_backward():

@@ -7,7 +7,7 @@ and once; when it is back, its tensors lie in other memory, with the same bytes 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from elbowroom.execute.by_stages.host_space import HostSpace
 from elbowroom.execute.by_stages.waiting import Key
 from elbowroom.execute.to_host.lanes import Lanes, Wait
-from elbowroom.execute.to_host.lease import Form, bytes_behind
+from elbowroom.execute.to_host.lease import Form, begun, bytes_behind, wait_for
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,18 @@ class HostCopy:
         weakref.finalize(self, host.space.give, stretches).atexit = False
 
     def fill(self, memory: Tensor) -> list[Wait]:
-        lane = self._host.lanes.to_host
-        return self._copied(memory, lambda there, here: lane.copy(there, here))
+        """Begin to copy memory there."""
+        return [begun(self._host.lanes.to_host, there, here) for there, here in self._pieces(memory)]
 
     def read(self, memory: Tensor) -> list[Wait]:
-        lane = self._host.lanes.from_host
-        return self._copied(memory, lambda there, here: lane.copy(here, there))
+        """Begin to copy from there."""
+        return [begun(self._host.lanes.from_host, here, there) for there, here in self._pieces(memory)]
 
-    def _copied(self, memory: Tensor, copy: Callable[[Tensor, Tensor], Wait]) -> list[Wait]:
-        waits, done = [], 0
+    def _pieces(self, memory: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        done = 0
         for stretch in self._stretches:
-            waits.append(copy(self._host.space.at(stretch), memory[done : done + len(stretch)]))
+            yield self._host.space.at(stretch), memory[done : done + len(stretch)]
             done += len(stretch)
-        return waits
 
 
 class MovingStorage:
@@ -85,7 +84,7 @@ class MovingStorage:
     def tensor(self, number: int) -> Tensor:
         if self._tensors is None:  # no plan has it read while it is away; if it is, its bits still count
             for wait in self.come():
-                wait()
+                wait_for(wait)
         assert self._tensors is not None
         tensor = self._tensors[number]
         if number in self._changed or tensor._version != self._versions[number]:

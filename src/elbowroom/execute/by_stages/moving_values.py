@@ -25,6 +25,7 @@ from elbowroom.execute.by_stages.moving_storage import Held, Host, MovingStorage
 from elbowroom.execute.by_stages.stage_step import Activation
 from elbowroom.execute.by_stages.waiting import Key
 from elbowroom.execute.to_host.lanes import Wait
+from elbowroom.execute.to_host.lease import wait_for
 
 
 class MovingValues:
@@ -126,6 +127,13 @@ class MovingValues:
                 self._forget(storage)
         self.drop(key)
 
+    def abandon(self) -> None:
+        """The run has failed. Directions are asked and not single copies: an interrupt may have come before a copy
+        was noted here."""
+        for lane in self._host.lanes if self._host is not None else ():
+            lane.finish()
+        self.finish()
+
     def finish(self) -> None:
         """Nothing moves any more: wait for what is on its way, and let go of everything."""
         _finish(self._under_way)
@@ -158,7 +166,7 @@ class MovingValues:
 
     def _wait(self, storage: MovingStorage) -> None:
         for wait in self._under_way.get(storage, ()):
-            wait()
+            wait_for(wait)
         self._under_way.pop(storage, None)
 
 

@@ -50,7 +50,7 @@ from elbowroom.execute.by_stages.stage_step import (
 )
 from elbowroom.execute.by_stages.waiting import Await, Entry, Release, WaitingSchedule, key_of
 from elbowroom.execute.to_host.host_room import HostRoom
-from elbowroom.execute.to_host.lanes import Lanes
+from elbowroom.execute.to_host.lanes import lanes_of
 from elbowroom.execute.to_host.lease import Lease
 from elbowroom.problem import Chain, Saving, Stage
 from elbowroom.schedule import Backward, Discard, Forward, Offload, Prefetch, Schedule, simulate
@@ -63,7 +63,6 @@ class HostSide:
 
     room: HostRoom
     device: torch.device
-    lanes: Lanes
     sealed: frozenset[int] = frozenset()
 
 
@@ -271,7 +270,7 @@ class _MovingRun(_Run):
         side = runner.host
         assert side is not None
         self.lease: Lease | None = side.room.lease(Slab({}, runner.host_bytes), side.device)
-        host = Host(HostSpace(self.lease.memory), side.lanes)
+        host = Host(HostSpace(self.lease.memory), lanes_of(side.device))
         self.values = MovingValues(side.device, tensors_of_modules(steps), host)
         self.values.hold(("plain", 0), source)
         self.values.stay(("plain", 0))
@@ -280,7 +279,8 @@ class _MovingRun(_Run):
         try:
             super().execute(operations)
         except BaseException:
-            self._finish_moving()
+            self.values.abandon()
+            self.lease = None
             raise
 
     def _save(self, at: int, step: Step, source: Activation) -> None:

@@ -3,26 +3,39 @@
 On a GPU a direction is a stream of its own. A copy begins when all that computing was asked for before has been done,
 so that its source is complete and nobody still uses its target. Whoever needs it there waits for its mark, on the
 GPU and not on the host. Without a GPU there is nothing to copy beside: a copy is done when it is asked for.
+
+Why nothing races is in `docs/design/moving-values.md`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cache
+from threading import Lock
 from typing import NamedTuple, TypeAlias
 
 import torch
 
-Wait: TypeAlias = Callable[[], None]  # computing waits until a copy is there
+Wait: TypeAlias = Callable[[], None]  # computing waits until a copy is there; it may be asked to several times
 
 
 class Lane(ABC):
-    """One direction."""
+    """One direction of a device's link."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
 
     @abstractmethod
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> Wait:
         """Begin to copy bytes; what is returned waits for them."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Computing waits for all copies that were asked for so far, whoever did."""
+
+    @abstractmethod
+    def follow(self, other: Lane) -> None:
+        """Copies that are asked for from now on begin after those that another direction was asked for so far."""
 
 
 class Lanes(NamedTuple):
@@ -37,12 +50,18 @@ class AtOnce(Lane):
         target.copy_(source)
         return _nothing
 
+    def finish(self) -> None:
+        pass
+
+    def follow(self, other: Lane) -> None:
+        pass
+
 
 class OnStream(Lane):
     """Copies on a stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        super().__init__(device)
         self._stream = torch.cuda.Stream(device)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> Wait:
@@ -52,18 +71,27 @@ class OnStream(Lane):
         there = self._stream.record_event()
         return lambda: torch.cuda.current_stream(self._device).wait_event(there)
 
+    def finish(self) -> None:
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def follow(self, other: Lane) -> None:
+        assert isinstance(other, OnStream)
+        self._stream.wait_stream(other._stream)
+
+
+_known: dict[torch.device, Lanes] = {}
+_making = Lock()
+
 
 def lanes_of(device: torch.device) -> Lanes:
     """Those of a device, which all of its programs share."""
-    return _lanes(device.type, device.index)
-
-
-@cache
-def _lanes(kind: str, index: int | None) -> Lanes:
-    if kind != "cuda":
-        return Lanes(AtOnce(), AtOnce())
-    device = torch.device(kind, torch.cuda.current_device() if index is None else index)
-    return Lanes(OnStream(device), OnStream(device))
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    with _making:  # two pairs for one device would not keep the order in which copies were asked for
+        if device not in _known:
+            kind: type[Lane] = OnStream if device.type == "cuda" else AtOnce
+            _known[device] = Lanes(kind(device), kind(device))
+        return _known[device]
 
 
 def _nothing() -> None:
