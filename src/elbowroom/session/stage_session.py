@@ -29,7 +29,7 @@ from elbowroom.plan.plan import Plan
 from elbowroom.plan.regions import ModulePlan, RegionPlan
 from elbowroom.problem import Chain, Platform
 from elbowroom.progress import progress_bar
-from elbowroom.schedule import Forward, Offload, Schedule
+from elbowroom.schedule import Forward, Schedule
 from elbowroom.session.calls import call_key, shown_call
 from elbowroom.session.handle import Handle
 from elbowroom.session.host_link import platform_of
@@ -266,7 +266,7 @@ class StageSession(Handle):
         if not isinstance(found, Scheduled):
             raise _too_small(options.budget_bytes, outer, chain, found, device, moves=moving is not None)
         plan = _plan_of(chain, found, options.budget_bytes, outer, inputs, device, self.why)
-        side = HostSide(self._host_room, device, staying.sealed) if found.host_bytes else None
+        side = HostSide(self._host_room, device, staying.sealed) if found.moves else None
         runner = ChainRunner(stages, found.runs, side)
         runner.on_backward, runner.hold = self._watch.backward_begins, self._watch.hold
         return StageEntry(key, stages, chain, staying, resident, plan, runner, makeup)
@@ -356,14 +356,15 @@ def _plan_of(
         backward_levels=(),
         modules=_modules(chain, result.schedule),
     )
-    notes = (why, *([_moves_note(found)] if found.host_bytes else []))
+    notes = (why, *([_moves_note(found)] if found.moves else []))
     return Plan(budget, dict(resident), (region,), setting_of(device), inputs, notes)
 
 
 def _moves_note(found: Scheduled) -> str:
-    moves = sum(isinstance(operation, Offload) for operation in found.operations)
-    values = "One value moves" if moves == 1 else f"{moves} values move"
-    return f"{values} to the host and back, where they take at most {format_bytes(found.host_bytes)} at once."
+    values, them = (
+        ("One value moves", "it takes") if found.moves == 1 else (f"{found.moves} values move", "they take")
+    )
+    return f"{values} to the host and back, where {them} at most {format_bytes(found.host_bytes)} at once."
 
 
 def _saved_at_loss(chain: Chain, schedule: Schedule) -> list[int]:

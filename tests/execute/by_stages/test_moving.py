@@ -18,6 +18,7 @@ from torch import nn
 from delayed import delay_copies
 from elbowroom import solve
 from elbowroom.errors import CopyFailed, ElbowroomError
+from elbowroom.execute.by_stages import moving_values
 from elbowroom.execute.by_stages.measuring import fuse_stages, measure_stages, stages_of
 from elbowroom.execute.by_stages.runner import ChainRunner, HostSide
 from elbowroom.execute.by_stages.staying import measure_staying
@@ -184,6 +185,15 @@ def test_a_stage_whose_graph_cannot_be_packed_stays():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), Differentiated(8), nn.Tanh(), nn.Linear(8, 8))
     assert assert_moves_as_plain(model, torch.randn(64, 8)).sealed == {2}
+
+
+def test_what_is_too_small_to_move_stays_and_is_counted(monkeypatch):
+    monkeypatch.setitem(moving_values._LEAST_BYTES, "cpu", 1000)
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(64, 64), nn.Sequential(nn.BatchNorm1d(64), nn.Tanh()), nn.Linear(64, 64), nn.Tanh()
+    )
+    assert assert_moves_as_plain(model, torch.randn(256, 64)).bytes == 2 * 64 * 4  # of the batch: mean, deviation
 
 
 def test_shared_and_frozen_parameters_and_buffers():

@@ -27,6 +27,10 @@ from elbowroom.execute.by_stages.waiting import Key
 from elbowroom.execute.to_host.lanes import Wait
 from elbowroom.execute.to_host.lease import wait_for
 
+# A copy of fewer bytes on a GPU's link takes as long as its beginning, and the values are many: statistics of batch
+# normalization, seeds. They stay.
+_LEAST_BYTES = {"cuda": 64 << 10}
+
 
 class MovingValues:
     """Moves values by key. `fixed` are tensors that stay; nothing moves without a `host`."""
@@ -38,6 +42,7 @@ class MovingValues:
         self._parts: dict[Key, list[MovingStorage]] = {}
         self._activations: dict[Key, tuple[Activation, list[Any]]] = {}  # without its tensors, and these
         self._new: list[MovingStorage] = []  # packed, and a part of no value yet
+        self._leaving: set[Key] = set()
         self._kept: set[Key] = set()  # values whose copy on the host stays when they come back
         # Whatever is on its way is held here: no memory goes while a copy reads or writes it.
         self._under_way: dict[MovingStorage, list[Wait]] = {}
@@ -72,6 +77,7 @@ class MovingValues:
     def drop(self, key: Key) -> None:
         """Nobody needs a value any more, except for what autograd's graph has of it."""
         self._activations.pop(key, None)
+        self._leaving.discard(key)
         for storage in self._parts.pop(key, ()):
             storage.users.discard(key)
             storage.present.discard(key)
@@ -80,7 +86,7 @@ class MovingValues:
                 self._forget(storage)
 
     def is_leaving(self, key: Key) -> bool:
-        return any(key in storage.leaving for storage in self._parts.get(key, ()))
+        return key in self._leaving
 
     def activation(self, key: Key) -> Activation:
         """Of a value that is back."""
@@ -91,6 +97,7 @@ class MovingValues:
     # --- the four operations ---
 
     def offload(self, key: Key) -> None:
+        self._leaving.add(key)
         for storage in self._parts[key]:
             storage.leaving.add(key)
             free = storage.is_here and not storage.stays and storage.copy is None
@@ -98,6 +105,7 @@ class MovingValues:
                 self._under_way[storage] = storage.leave(self._host)
 
     def release(self, key: Key) -> None:
+        self._leaving.discard(key)
         for storage in self._parts[key]:
             self._wait(storage)
             storage.leaving.discard(key)
@@ -154,6 +162,8 @@ class MovingValues:
     def _packed(self, value: Any) -> Packed | None:
         """In place of a tensor that may move."""
         if not _is_plain(value) or value.device != self._device or address(value) in self._fixed:
+            return None
+        if value.untyped_storage().nbytes() < _LEAST_BYTES.get(value.device.type, 0):
             return None
         storage = self._here.get(address(value)) or MovingStorage()
         packed = storage.add(value)

@@ -44,6 +44,11 @@ class Scheduled:
         return self.runs.operations if isinstance(self.runs, WaitingSchedule) else self.runs
 
     @property
+    def moves(self) -> int:
+        """How many values go to the host, each time that one does."""
+        return sum(isinstance(operation, Offload) for operation in self.operations)
+
+    @property
     def host_bytes(self) -> int:
         return self.runs.host_bytes if isinstance(self.runs, WaitingSchedule) else 0
 
