@@ -25,14 +25,16 @@ from elbowroom.execute.by_stages.staying import Staying, measure_staying
 from elbowroom.execute.to_host.host_room import HostRoom
 from elbowroom.measure.cache import setting_of
 from elbowroom.measure.resident import device_bytes, optimizer_bytes, resident_bytes
+from elbowroom.plan.moved import Traffic, schedule_traffic
 from elbowroom.plan.plan import Plan
 from elbowroom.plan.regions import ModulePlan, RegionPlan
+from elbowroom.plan.words import MOVED
 from elbowroom.problem import Chain, Platform
 from elbowroom.progress import progress_bar
-from elbowroom.schedule import Forward, Schedule
+from elbowroom.schedule import Forward, Offload, Schedule
 from elbowroom.session.calls import call_key, shown_call
 from elbowroom.session.handle import Handle
-from elbowroom.session.host_link import platform_of
+from elbowroom.session.host_link import notes_on_moves, platform_of
 from elbowroom.session.inputs import check_optimizer, checked_loss
 from elbowroom.session.options import Options
 from elbowroom.session.planning import planned_all
@@ -40,7 +42,7 @@ from elbowroom.session.saying import budget_too_small, short_of_room, too_many_s
 from elbowroom.session.watching import OUTSIDE, WATCHED_STEPS, more_outside
 from elbowroom.solve import solve
 from elbowroom.step.allocator import budget_for, room_within
-from elbowroom.units import format_bytes, parse_bytes
+from elbowroom.units import parse_bytes
 
 
 @dataclass
@@ -267,7 +269,7 @@ class StageSession(Handle):
         found = schedule_within(chain, room, moving)
         if not isinstance(found, Scheduled):
             raise _too_small(options.budget_bytes, outer, chain, found, device, moves=moving is not None)
-        plan = _plan_of(chain, found, options.budget_bytes, outer, inputs, device, self.why)
+        plan = _plan_of(chain, found, options.budget_bytes, outer, inputs, device, self.why, self._platform)
         side = HostSide(self._host_room, device, staying.sealed) if found.moves else None
         runner = ChainRunner(stages, found.runs, side)
         runner.on_backward, runner.hold = self._backward_begins, self._watch.hold
@@ -339,14 +341,16 @@ def _plan_of(
     inputs: str,
     device: torch.device,
     why: str,
+    platform: Platform | None,
 ) -> Plan:
     result = found.result
     everything = sum(stage.forward_time + stage.backward_time for stage in chain.stages)
     plain = solve(chain, solver="store-all")
     assert result.simulation is not None
+    traffic = schedule_traffic(chain, result.simulation, found.host_bytes)
     region = RegionPlan(
         fingerprint=hashlib.sha256(str(chain.to_json()).encode()).hexdigest()[:32],
-        method=f"stage by stage, {result.solver}",
+        method=f"stage by stage, {result.solver}{'' if traffic is None else MOVED}",
         program=None,
         predicted_peak_bytes=found.peak_bytes,
         saved_bytes=sum(chain.stages[k].saved_bytes for k in _saved_at_loss(chain, result.schedule)),
@@ -356,30 +360,30 @@ def _plan_of(
         plain_time_s=everything,
         forward_levels=tuple(span.bytes + found.fixed_bytes for span in result.simulation.spans),
         backward_levels=(),
-        modules=_modules(chain, result.schedule),
+        modules=_modules(chain, result.schedule, traffic),
+        traffic=traffic,
     )
-    notes = (why, *([_moves_note(found)] if found.moves else []))
-    return Plan(budget, dict(resident), (region,), setting_of(device), inputs, notes)
-
-
-def _moves_note(found: Scheduled) -> str:
-    values, them = (
-        ("One value moves", "it takes") if found.moves == 1 else (f"{found.moves} values move", "they take")
-    )
-    return f"{values} to the host and back, where {them} at most {format_bytes(found.host_bytes)} at once."
+    notes = (why, *(() if traffic is None else notes_on_moves(device)))
+    return Plan(budget, dict(resident), (region,), setting_of(device), inputs, notes, platform=platform)
 
 
 def _saved_at_loss(chain: Chain, schedule: Schedule) -> list[int]:
-    saved = []
+    """Stages that are saved on the device when the loss begins: what moves is on the host then, or on its way."""
+    saved: list[int] = []
     for operation in schedule:
         if operation == Forward(len(chain), "all"):
             break
         if isinstance(operation, Forward) and operation.save == "all" and isinstance(operation.at, int):
             saved.append(operation.at - 1)
+        if isinstance(operation, Offload) and operation.what == "all":
+            saved = [k for k in saved if k + 1 != operation.at]
     return saved
 
 
-def _modules(chain: Chain, schedule: Schedule) -> tuple[ModulePlan, ...]:
+def _modules(chain: Chain, schedule: Schedule, traffic: Traffic | None) -> tuple[ModulePlan, ...]:
+    moved: dict[int, int] = {}
+    for value in traffic.values if traffic is not None else ():
+        moved[value.value] = moved.get(value.value, 0) + value.bytes
     runs: dict[int, int] = {}
     for operation in schedule:
         if isinstance(operation, Forward) and isinstance(operation.at, int):
@@ -393,6 +397,7 @@ def _modules(chain: Chain, schedule: Schedule) -> tuple[ModulePlan, ...]:
             reruns=runs.get(k + 1, 1) - 1,
             forward_time_s=stage.forward_time,
             rerun_time_s=stage.forward_time * (runs.get(k + 1, 1) - 1),
+            moved_bytes=moved.get(k + 1, 0),
         )
         for k, stage in enumerate(chain.stages[:-1])
     )
