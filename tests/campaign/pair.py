@@ -191,7 +191,9 @@ class Pair:
 
     def step(self, *, metered: bool = True, compare: bool = True, updates: bool = True) -> tuple[Outcome, Outcome]:
         """One step on both sides, compared; then the optimizers' update. Over budget it may be only if it says so, or
-        if it was said before that the budget is not kept; with `strict` not at all."""
+        if it was said before that the budget is not kept; with `strict` not at all. None where the pair has ended."""
+        if self.ended:
+            return Outcome(), Outcome()
         args, y = self.draw_batch()
         earlier = state_of(self.planned.model)
         before = Generators.now()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import itertools
 import os
 import subprocess
 import symtable
@@ -125,6 +126,21 @@ def kinds_found(monkeypatch, fit, case=CASE) -> list[str]:
 @pytest.mark.parametrize("events", [(), ("nothing", "deepcopy"), ("exception_in_the_model", "accumulation")])
 def test_it_finds_nothing_where_nothing_is_wrong(monkeypatch, events):
     assert kinds_found(monkeypatch, plain_fit, replace(CASE, events=events)) == []
+
+
+def test_nothing_is_judged_after_a_strict_model_has_refused(monkeypatch):
+    """The step that it refused has left the two sides apart."""
+    calls = itertools.count()
+
+    def refuse(model, _):
+        if next(calls) == 4:
+            raise elbowroom.Unplanned("planted")
+
+    def refusing_fit(model, *example, **wishes):
+        model.register_forward_pre_hook(refuse)
+        return plain_fit(model)
+
+    assert kinds_found(monkeypatch, refusing_fit, replace(CASE, strict=True, events=("many_steps",))) == []
 
 
 def test_a_budget_that_is_ignored_is_found(monkeypatch):

@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import elbowroom  # noqa: E402
 
@@ -185,6 +186,26 @@ def test_a_graph_that_is_traced_in_the_middle_of_a_step_is_planned_beside_the_wh
     model.last = wide
     with pytest.warns(UserWarning, match="in the middle of a step"):
         model(x).backward()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_checkpoint_around_a_model_in_parts_sees_what_the_step_saves_alone(replaced):
+    """It counts what is saved, in the forward and when it runs that again. Looks save something, too; and a graph
+    that is traced in the middle of the forward runs with the same program once more."""
+    model, x = Widened(), torch.randn(64, 16)
+    plain = copy.deepcopy(model)
+    elbowroom.fit(model, x, budget="1MiB")
+    given = x.clone().requires_grad_()  # unlike the example, so that the call is looked at
+    if replaced:
+        checkpoint(model, given, use_reentrant=False).backward()
+        for each in (model, plain):
+            torch.manual_seed(0)
+            each.last = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+            each.zero_grad()
+    checkpoint(model, given, use_reentrant=False).backward()
+    plain(x).backward()
+    for expected, found in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.equal(found.grad, expected.grad)
 
 
 class Changing(Small):

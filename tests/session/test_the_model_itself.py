@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn.utils import parametrizations  # noqa: E402
 
-from elbowroom.errors import ElbowroomError, Unplanned  # noqa: E402
+from elbowroom.errors import ElbowroomError  # noqa: E402
 from trained import Net, batch, fit, recomputes, tight  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -78,35 +78,6 @@ def test_fitting_again_replaces_the_plan():
     assert again is model
     assert model.elbowroom is not first
     assert model.elbowroom.plan.budget_bytes == 2 * 2**30
-
-
-@pytest.mark.parametrize("call", [lambda m, x: m.forward(x), lambda m, x: m[1](m[0](x))])
-def test_gradients_without_a_call_are_said(call):
-    model = fit(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.randn(4, 8), budget="1MiB")
-    with pytest.warns(UserWarning, match="got gradients without having been called"):
-        call(model, torch.randn(4, 8)).sum().backward()
-
-
-def test_a_strict_model_that_is_not_called_raises():
-    model = fit(nn.Linear(8, 8), torch.randn(4, 8), budget="1MiB", strict=True)
-    with pytest.raises(Unplanned, match="without having been called"):
-        model.forward(torch.randn(4, 8)).sum().backward()
-
-
-def test_whichever_parameter_gets_a_gradient_tells():
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.unused, self.layer = nn.Linear(3, 3), nn.Linear(8, 8)
-
-        def forward(self, x):
-            return self.layer(x)
-
-    model = fit(Model(), torch.randn(4, 8), budget="1MiB")
-    with pytest.warns(UserWarning, match="without having been called"):
-        model.forward(torch.randn(4, 8)).sum().backward()
-    model(torch.randn(4, 8))
-    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
 
 
 def test_a_model_is_planned_while_another_thread_traces(monkeypatch):

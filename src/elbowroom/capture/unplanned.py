@@ -7,6 +7,23 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
+
+
+class UnseenHooks:
+    """Looks for hooks that tracing does not see, again only when some hook was registered somewhere since."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._registered, self._found = -1, ""
+
+    def found(self) -> str:
+        """A backward hook, with which PyTorch runs models as they are without a word, or one of all modules."""
+        if self._found or RemovableHandle.next_id != self._registered:
+            self._registered = RemovableHandle.next_id
+            hooked = backward_hook_in(self._model)
+            self._found = f"{hooked}; remove it, or pass stages=[…]" if hooked else hook_of_all_modules()
+        return self._found
 
 
 def hooked_modules(model: nn.Module) -> list[str]:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -115,7 +116,31 @@ def is_autograds(parameter: torch.Tensor) -> bool:
 
 
 def has_hooks(parameter: torch.Tensor) -> bool:
-    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+    """Whether somebody wants to see the parameter's gradient."""
+    after: dict[int, Any] = parameter._post_accumulate_grad_hooks or {}  # type: ignore[assignment]
+    return bool(parameter._backward_hooks) or (bool(after) and set(map(type, after.values())) != _NOTICES)
+
+
+class Notice(partial[None]):
+    """A hook of elbowroom's own, which tells of steps that run no program. It is no reason to leave a gradient to
+    autograd."""
+
+
+_NOTICES = {Notice}
+
+
+@contextmanager
+def unnoticed(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Inside, steps that run no program are meant to, and are not told of."""
+    taken = []
+    for parameter in parameters:
+        after: dict[int, Any] = parameter._post_accumulate_grad_hooks or {}  # type: ignore[assignment]
+        taken += [(after, number, after.pop(number)) for number in list(after) if isinstance(after[number], Notice)]
+    try:
+        yield
+    finally:
+        for after, number, notice in taken:
+            after[number] = notice
 
 
 def hooks_wait_for_gradients(tensors: Iterable[Any]) -> None:
@@ -127,11 +152,11 @@ def hooks_wait_for_gradients(tensors: Iterable[Any]) -> None:
         if not isinstance(tensor, torch.Tensor):
             continue
         after: dict[int, Any] = getattr(tensor, "_post_accumulate_grad_hooks", None) or {}
-        if not all(isinstance(hook, _Waits) for hook in after.values()):
+        if not all(isinstance(hook, _Waits | Notice) for hook in after.values()):
             arrives = _Arrives()
             tensor.register_hook(arrives)
             for number, hook in after.items():
-                after[number] = hook if isinstance(hook, _Waits) else _Waits(hook, arrives)
+                after[number] = hook if isinstance(hook, _Waits | Notice) else _Waits(hook, arrives)
         before: dict[int, Any] = tensor._backward_hooks or {}
         for number, hook in before.items():
             if not isinstance(hook, _Arrives | _Waits):

@@ -22,6 +22,7 @@ from elbowroom.errors import ElbowroomError
 from elbowroom.execute.accumulation import hooks_wait_for_gradients, on_unpacked, saved_tensors_are_packed
 from elbowroom.execute.emitter import emit, emit_backward, emit_outputs_only
 from elbowroom.execute.passed_on import PassedOn
+from elbowroom.execute.saved_numbers import as_number, numbers_as_tensors
 from elbowroom.execute.tickets import Tickets
 from elbowroom.execute.to_host.host_room import HostRoom
 from elbowroom.execute.to_host.moving_program import MovingProgram
@@ -44,6 +45,21 @@ class Stopped(BaseException):
         self.region = region
 
 
+def weakly(method: Callable[..., Any], otherwise: Any = None) -> Callable[..., Any]:
+    """The same, without keeping the object whose method it is; when that has gone, nothing happens.
+
+    PyTorch keeps what it has compiled until the code that it was compiled for goes, and backends for good. Neither
+    may keep a model.
+    """
+    known, function = weakref.ref(method.__self__), method.__func__  # type: ignore[attr-defined]
+
+    def call(*arguments: Any) -> Any:
+        found = known()
+        return otherwise if found is None else function(found, *arguments)
+
+    return call
+
+
 class Looks:
     """Shared by the regions of a session, which uses it to look at a model, and to be asked before a region runs.
 
@@ -64,6 +80,12 @@ class Looks:
         self.begun = 0
         self.host_room = HostRoom()
         self._thread = 0
+        self.regions: weakref.WeakSet[Region] = weakref.WeakSet()
+
+    @property
+    def await_backward(self) -> bool:
+        """Whether forwards of these graphs wait for their backward."""
+        return any(region.tickets.waiting for region in self.regions)
 
     def begin(self, *, ends: bool) -> list[Region]:
         """The present thread looks from now on, until `calls` is None again."""
@@ -125,7 +147,7 @@ class Ready:
     source: Callable[[], str]
     fused: Fused | None = None  # the compiled program behind them, if one is
     recorder: Recorder | None = None  # what replays it, if something does
-    host_bytes: int = 0  # of values that move
+    moving: MovingProgram | None = None  # what gives it memory on the host, if values move
 
 
 class Region:
@@ -134,6 +156,7 @@ class Region:
     def __init__(self, traced: Captured, looks: Looks) -> None:
         self.traced = traced
         self.looks = looks
+        looks.regions.add(self)
         self.programs: list[Ready] = []
         self.current = -1
         self.sizes: dict[int, tuple[int, int]] = {}  # by program: its peak and what it saves, in bytes
@@ -159,6 +182,13 @@ class Region:
         self.release()
         self.current = -1
 
+    def retire(self) -> None:
+        """No forward will come any more. If no backward will, either, the programs can go."""
+        if not self.tickets.waiting:
+            self.uninstall()
+            self.programs.clear()
+            self._look = None
+
     def release(self) -> None:
         """Give back the memory that recordings hold."""
         for ready in self.programs:
@@ -179,8 +209,11 @@ class Region:
         measured, program = build.measured, build.program
         fused = self._compiled(build) or Fused(measured.captured, program, measured.channels_last)
         source = partial(fused.source, build.makes)
+        backward = partial(fused.backward, makes=build.makes)
+        if program.moves:
+            assert not build.recorded  # nothing plans that
+            return _moving(build, self.looks.host_room, fused.forward, backward, source, fused)
         if not build.recorded:
-            backward = partial(fused.backward, makes=build.makes)
             return Ready(build, fused.forward, backward, lambda a, w: backward(a, without=w), source, fused)
         from elbowroom.execute.recorder import Recorder
 
@@ -205,7 +238,8 @@ class Region:
     @property
     def host_bytes(self) -> int:
         """What a forward of the present program has on the host."""
-        return self.programs[self.current].host_bytes if self.programs else 0
+        moving = self.programs[self.current].moving if self.programs else None
+        return 0 if moving is None else moving.host_bytes
 
     @property
     def held_bytes(self) -> int:
@@ -236,7 +270,7 @@ class Region:
         with self.watch():
             outputs = self.programs[self.current].forward(arguments)
         if self._takes_numbers:
-            outputs = _numbers_as_tensors(outputs, len(self.traced.forward_outputs))
+            outputs = numbers_as_tensors(outputs, len(self.traced.forward_outputs))
         outputs.append(self.tickets.issue(self.runs, self.current, saved_tensors_are_packed(), held=held))
         return outputs
 
@@ -248,7 +282,7 @@ class Region:
             raise ElbowroomError("this forward ran only to look at the model; call the fitted model again")
         self.tickets.collect(run)
         if self._takes_numbers:
-            arguments[:] = [_as_number(argument) for argument in arguments]
+            arguments[:] = [as_number(argument) for argument in arguments]
         with on_unpacked() if packed else nullcontext():
             return self._run_backward(arguments, self.programs[number])
 
@@ -343,57 +377,39 @@ class Region:
         return outputs
 
 
-_WHOLE = {float: torch.float64, complex: torch.complex128}  # in which a number of Python keeps all of its bits
-
-
-class _Number(torch.Tensor):
-    """A number on its way from forward to backward: autograd saves tensors only. An integer of more than eight bytes
-    is a row of them."""
-
-
-def _numbers_as_tensors(outputs: list[Any], visible: int) -> list[Any]:
-    """What goes to the backward as tensors; what the user gets stays as it is."""
-    saved = (value if isinstance(value, torch.Tensor) else _packed(value) for value in outputs[visible:])
-    return [*outputs[:visible], *saved]
-
-
-def _packed(number: Any) -> _Number:
-    """No view: those AOT autograd detaches, which its check of a graph's first run refuses for other classes."""
-    packed: _Number = torch.Tensor._make_subclass(_Number, _as_tensor(number))
-    return packed
-
-
-def _as_tensor(number: Any) -> torch.Tensor:
-    if isinstance(number, int) and number.bit_length() > 63:
-        size = number.bit_length() // 8 + 1
-        return torch.tensor(list(number.to_bytes(size, "little", signed=True)), dtype=torch.uint8)
-    return torch.tensor(number, dtype=_WHOLE.get(type(number)))
-
-
-def _as_number(value: Any) -> Any:
-    if not isinstance(value, _Number):
-        return value
-    tensor = value.as_subclass(torch.Tensor)
-    return int.from_bytes(bytes(tensor.tolist()), "little", signed=True) if tensor.dim() else tensor.item()
-
-
 def _emitted(build: Build, room: HostRoom) -> Ready:
     captured, program = build.measured.captured, build.program
     emitted = emit(captured, program)
     backward_for = cache(partial(emit_backward, captured, program))
-    if not program.moves:
-        return Ready(
-            build, emitted.forward, emitted.backward, lambda a, w: backward_for(w)(a), lambda: emitted.source
-        )
-    slab = slab_of(captured.graph, program)
-    moving = MovingProgram(emitted.forward, slab, room, captured.device, len(captured.forward_outputs))
+
+    def backward(arguments: list[Any], without: frozenset[int] = frozenset()) -> list[Any]:
+        return backward_for(without)(arguments) if without else emitted.backward(arguments)
+
+    if program.moves:
+        return _moving(build, room, emitted.forward, backward, lambda: emitted.source)
+    return Ready(build, emitted.forward, emitted.backward, backward, lambda: emitted.source)
+
+
+def _moving(
+    build: Build,
+    room: HostRoom,
+    forward: Callable[[list[Any]], list[Any]],
+    backward: Callable[..., list[Any]],
+    source: Callable[[], str],
+    fused: Fused | None = None,
+) -> Ready:
+    """A program whose values move; each of its forwards gets a part of the host's memory."""
+    captured = build.measured.captured
+    slab = slab_of(captured.graph, build.program)
+    moving = MovingProgram(forward, slab, room, captured.device, len(captured.forward_outputs))
     return Ready(
         build,
         moving.forward,
-        lambda a: moving.backward(a, emitted.backward),
-        lambda a, w: moving.backward(a, backward_for(w)),
-        lambda: emitted.source,
-        host_bytes=slab.bytes,
+        lambda a: moving.backward(a, backward),
+        lambda a, w: moving.backward(a, partial(backward, without=w)),
+        source,
+        fused,
+        moving=moving,
     )
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from elbowroom.measure.random_state import random_state_kept
 
@@ -38,8 +39,8 @@ _FIXED = (
 @contextmanager
 def undisturbed(*roots: Any) -> Iterator[None]:
     """Whatever the block does to the objects behind the roots (modules, containers, tensors), to the generators of
-    random numbers and to what is printed, it is afterwards as if the block had not run. `Irreversible` if something
-    is among them that cannot be put back; then nothing has run."""
+    random numbers and to what is printed, it is afterwards as if the block had not run. Nobody's hooks get what it
+    saves for a backward. `Irreversible` if something is among them that cannot be put back; then nothing has run."""
     put_back = _remembered(roots)
     with ExitStack() as stack:
         stack.enter_context(random_state_kept())
@@ -48,11 +49,16 @@ def undisturbed(*roots: Any) -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(_no_logs())
+        stack.enter_context(saved_tensors_hooks(_as_it_is, _as_it_is))  # in place of those of a checkpoint around it
         try:
             yield
         finally:
             for put in put_back:
                 put()
+
+
+def _as_it_is(saved: torch.Tensor) -> torch.Tensor:
+    return saved
 
 
 class Irreversible(Exception):

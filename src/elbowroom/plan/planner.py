@@ -26,6 +26,7 @@ from elbowroom.plan.stages.translate import order_of
 from elbowroom.plan.values.choices import Predicted
 from elbowroom.plan.values.least import Least
 from elbowroom.plan.values.move_search import MoveSearch
+from elbowroom.plan.values.moves import Moved
 from elbowroom.plan.values.search import Refiner
 from elbowroom.plan.words import BY_VALUE, LOWEST, MOVED, MOVED_LEAST
 from elbowroom.problem.platform import Platform
@@ -55,7 +56,10 @@ _TRIES = 60  # values considered for keeping after all: each costs one play of t
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A program, what it takes, where it came from, and why it was chosen. It waits for the link for `waits_s`."""
+    """A program, what it takes, where it came from, and why it was chosen.
+
+    Where it moves values, it does so over the link of a `platform`, for which computing waits for `waits_s`.
+    """
 
     program: Program
     prediction: Prediction
@@ -64,6 +68,7 @@ class Planned:
     why: str = ""
     measured_peak_bytes: int | None = None  # where it was run on trial; what was predicted stays beside it
     waits_s: float = 0.0
+    platform: Platform | None = None
 
     @property
     def time_s(self) -> float:
@@ -219,7 +224,7 @@ class Planner:
         """The program of the lowest peak, of those known and found here that move all that they save."""
         starts = [plan.predicted for plan in (*self._known, self._least_still)]
         found = self._move_search.lowest(starts)
-        return Planned(found.program, found.prediction, MOVED_LEAST, why=LOWEST, waits_s=found.waits_s)
+        return self._planned(found, MOVED_LEAST, LOWEST)
 
     @property
     def _least_still(self) -> Planned:
@@ -349,10 +354,13 @@ class Planner:
         starts = [self.everything.predicted, start.predicted]
         for found in self._move_search.programs(starts, room, self.least_s(room)):
             if found.program.moves and found.time_s < enough_s:
-                plan = Planned(found.program, found.prediction, start.method + MOVED, waits_s=found.waits_s)
-                self._moving = _unbeaten(self._moving, plan)
+                self._moving = _unbeaten(self._moving, self._planned(found, start.method + MOVED))
         if best is None and self._fastest_of(self._moving, room) is None and _fits(self.least.prediction, room):
             self._moving = _unbeaten(self._moving, self.least)
+
+    def _planned(self, found: Moved, method: str, why: str = "") -> Planned:
+        waits_s = found.waits_s
+        return Planned(found.program, found.prediction, method, why=why, waits_s=waits_s, platform=self.platform)
 
     def _refine(self, plan: Planned, room: int) -> None:
         """Choose value by value, beginning with a plan; one that gains little is not worth its irregularity."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from elbowroom.units import format_bytes
+from elbowroom.problem.platform import Platform
+from elbowroom.units import format_bytes, format_rate, format_seconds
 
 BY_VALUE = ", then value by value"
 MOVED = ", with moves"
@@ -76,6 +77,29 @@ def resident_in_words(name: str) -> str:
 def sizes_in_words(things: list[tuple[str, int]]) -> str:
     """`parameters 3 MiB, batch 1 MiB`."""
     return ", ".join(f"{resident_in_words(name)} {format_bytes(size)}" for name, size in things)
+
+
+def link_in_words(link: Platform) -> str:
+    """`12 GB/s to the host, 12 GB/s back, 10 GB/s each way while both are busy, 10 µs before each copy`."""
+    if link.rate_to_host is None or link.rate_from_host is None:
+        return "none"
+    words = [f"{format_rate(link.rate_to_host)} to the host", f"{format_rate(link.rate_from_host)} back"]
+    if link.takes_turns:
+        words.append("one copy at a time")
+    elif link.duplex is not None:
+        words.append(f"{format_rate(link.duplex)} each way while both are busy")
+    if link.seconds_per_copy:
+        words.append(f"{format_seconds(link.seconds_per_copy)} before each copy")
+    return ", ".join(words)
+
+
+def copying_in_words(copying_s: float, waits_s: float) -> str:
+    """`3.2 ms, 85% of it beside computing, which waits for 480 µs`."""
+    copying = format_seconds(copying_s)
+    if not waits_s:
+        return f"{copying}, all of it beside computing"
+    hidden = max(0.0, 1 - waits_s / copying_s) if copying_s else 0.0
+    return f"{copying}, {hidden:.0%} of it beside computing, which waits for {format_seconds(waits_s)}"
 
 
 def _filled(words: str, found: re.Match[str]) -> str:

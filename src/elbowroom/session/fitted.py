@@ -24,9 +24,9 @@ _CALL = "_compiled_call_impl"
 def fitted(model: M, session: Handle) -> M:
     """The model, whose calls go to a session from now on; one that it had before is let go."""
     if is_fitted(model):
-        session_of(model).stop_waiting()
+        session_of(model).end_noticing()
     model.__dict__[_CALL] = session
-    session.wait_for_calls()
+    session.begin_to_notice()
     return model
 
 

@@ -15,7 +15,8 @@ from elbowroom.errors import ElbowroomError, OverBudget
 from elbowroom.plan.plan import Plan
 from elbowroom.session.options import Options
 from elbowroom.session.saying import over_budget, say_unplanned
-from elbowroom.session.watching import never_called
+from elbowroom.session.unexpected_gradients import UnexpectedGradients
+from elbowroom.session.watching import Watch
 from elbowroom.showing import shown_as
 
 
@@ -50,7 +51,8 @@ class Handle(ABC):
         self.said: set[str] = set()
         self._latest: Prepared | None = None
         self._offs = 0
-        self._waiting: Callable[[], None] | None = None  # ends the wait for the first call
+        self._watch = Watch(model, self._look_at_peak)
+        self._gradients = UnexpectedGradients(model, self._awaits_backward, self._say_around)
 
     # --- for users ---
 
@@ -91,8 +93,12 @@ class Handle(ABC):
     # --- for the package ---
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._runs_plainly():
-            return self.step(*args, **kwargs)
+        if not torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
+            return self.step(*args, **kwargs)  # the latter is of this thread alone; others may trace at the same time
+        if self._offs or self._is_transformed():
+            return self._run_plainly(args, kwargs)
+        if self._gradients.watches_all:
+            self._gradients.called()
         try:
             return self._run(args, kwargs)
         except BaseException:
@@ -120,30 +126,37 @@ class Handle(ABC):
         """Pickles as nothing: a plan belongs to one process. Classes that choose what to pickle may come here."""
         return type(None), ()
 
-    def wait_for_calls(self) -> None:
-        """Say so if the model gets gradients before it was called: whoever trains it goes around the plan."""
-        self._waiting = never_called(
-            self.model,
-            lambda: self._say_unplanned(
-                "it got gradients without having been called; call the fitted model itself, model(…), and not "
-                "model.forward(…) or a part of it, or fit the part that you call"
-            ),
+    def begin_to_notice(self) -> None:
+        """From now on, say so if the model gets gradients that no call of it accounts for."""
+        self._gradients.begin()
+
+    def end_noticing(self) -> None:
+        """The model belongs to another session now."""
+        self._gradients.end()
+
+    @abstractmethod
+    def _awaits_backward(self) -> bool:
+        """Whether a planned forward waits for its backward, or is in the middle of it."""
+
+    def _backward_begins(self) -> None:
+        """That of a planned forward, maybe of a part of the step."""
+        self._gradients.planned_backward_begins()
+        self._watch.backward_begins()
+
+    def _say_around(self) -> None:
+        self._say_unplanned(
+            "it got gradients without having been called for them; call the fitted model itself, model(…), and not "
+            "model.forward(…) or a part of it, or fit the part that you call"
         )
 
-    def stop_waiting(self) -> None:
-        """The model is called, or belongs to another session now."""
-        if self._waiting is not None:
-            self._waiting()
-            self._waiting = None
+    def _run_plainly(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A call that runs the model as it is, and whose backward is one, too."""
+        outputs = self.step(*args, **kwargs)
+        self._gradients.expect_one()
+        return outputs
 
-    def _runs_plainly(self) -> bool:
-        """Whether a call is none of training's, or of a kind that is not planned: it runs as the model alone."""
-        if not torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
-            return True  # the latter is of this thread alone; others may trace at the same time
-        if self._waiting is not None:
-            self.stop_waiting()
-        if self._offs:
-            return True
+    def _is_transformed(self) -> bool:
+        """Whether somebody looks at every operator of a call, as jit's tracing does: it runs as the model alone."""
         if torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None:
             return True  # inside torch.jit.trace; inside torch.func.grad, vmap and the like
         if torch._C._len_torch_dispatch_stack():

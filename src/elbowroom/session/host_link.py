@@ -28,9 +28,19 @@ class Moving:
 
     def shared(self, count: int) -> Moving:
         """For one of several programs whose values are on the host at the same time."""
-        if self.platform is None or self.platform.host_bytes is None:
-            return self
-        return replace(self, platform=replace(self.platform, host_bytes=self.platform.host_bytes // count))
+        return self if self.host_bytes is None else self._with(self.host_bytes // count)
+
+    def without(self, taken_bytes: int) -> Moving:
+        """With what is left of the host's memory after others have taken so much."""
+        return self if self.host_bytes is None else self._with(max(0, self.host_bytes - taken_bytes))
+
+    def _with(self, host_bytes: int) -> Moving:
+        assert self.platform is not None
+        return replace(self, platform=replace(self.platform, host_bytes=host_bytes))
+
+    @property
+    def host_bytes(self) -> int | None:
+        return None if self.platform is None else self.platform.host_bytes
 
 
 STILL = Moving()
@@ -57,9 +67,17 @@ def platform_of(options: Options, device: torch.device) -> Platform | None:
 
 def host_bytes_of(options: Options) -> int:
     """Bytes on the host for all values that are there at once."""
+    given = given_host_bytes(options)
+    if given is not None:
+        return given
     free = free_host_bytes()
-    if options.host_budget is not None:
-        return parse_bytes(options.host_budget, field="host_budget", device_bytes=free)
     if free is None:
         raise InputError("host_budget", "is missing, and the system does not tell how much of its memory is free")
     return int(_SHARE * free)
+
+
+def given_host_bytes(options: Options) -> int | None:
+    """The same as far as somebody says it."""
+    if options.host_budget is None:
+        return None
+    return parse_bytes(options.host_budget, field="host_budget", device_bytes=free_host_bytes())

@@ -14,12 +14,15 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import nn
 from torch._dynamo import convert_frame
+from torch._dynamo.eval_frame import remove_from_cache
 from torch._dynamo.exc import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
@@ -35,7 +38,7 @@ from elbowroom.capture.settings import capture_settings
 from elbowroom.capture.unplanned import unplanned_nodes
 from elbowroom.errors import ElbowroomError, first_line, let_go_of_values
 from elbowroom.execute.passed_on import Storage
-from elbowroom.execute.region import Looks, Region, Stopped
+from elbowroom.execute.region import Looks, Region, Stopped, weakly
 from elbowroom.measure.undisturbed import Irreversible, undisturbed
 
 _NUMBERS = count(1)
@@ -99,6 +102,8 @@ class Looker:
         self._traced_parts = 0
         self._generation = 0
         self._mark = compile("", "elbowroom", "exec")  # code that PyTorch will know as long as it knows ours
+        self._codes: list[types.CodeType] = []
+        finalize(self, _let_go, self._codes, (self.looks, self.part_looks)).atexit = False
         self.forget()
 
     @property
@@ -120,25 +125,25 @@ class Looker:
         def refuse(why: str) -> None:
             raise _Refused(why)
 
-        def refuse_inference() -> None:
-            raise _Refused(self._no_backward)
-
+        looks, part_looks, inference_ran = self.looks, self.part_looks, weakly(self._inference_ran)
         whole = make_backend(
-            lambda traced: Region(traced, self.looks),
-            self._whole_captured,
+            lambda traced: Region(traced, looks),
+            weakly(self._whole_captured),
             refuse,
-            on_inference=refuse_inference,
+            on_inference=partial(refuse, self._no_backward),
             fused=self._fused,
         )
         parts = make_backend(
-            lambda traced: Region(traced, self.part_looks),
-            self._part_captured,
+            lambda traced: Region(traced, part_looks),
+            weakly(self._part_captured),
             self._refusals.append,
-            on_inference=lambda: self._inference_ran,
+            on_inference=lambda: inference_ran,
             fused=self._fused,
         )
-        self._whole = _compiled_whole(_with_own_code(self._step), whole)
-        self._parts = torch.compile(_with_own_code(self._step), backend=parts)
+        whole_step, step_in_parts = _with_own_code(self._step), _with_own_code(self._step)
+        self._codes += [whole_step.__code__, step_in_parts.__code__]
+        self._whole = _compiled_whole(whole_step, whole)
+        self._parts = torch.compile(step_in_parts, backend=parts)
 
     # --- as a whole ---
 
@@ -246,7 +251,7 @@ class Looker:
 
     def _part_captured(self, region: Region) -> None:
         self._traced_parts += 1
-        region.at_first = self._on_capture  # it may come again in a step that is planned without it
+        region.at_first = weakly(self._on_capture)  # it may come again in a step that is planned without it
         if not self.part_looks.now:
             self._on_capture(region)
 
@@ -263,7 +268,15 @@ class Looker:
         return ""
 
 
-def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+def _let_go(codes: list[types.CodeType], looks: tuple[Looks, Looks]) -> None:
+    """A session has gone. PyTorch keeps what it has compiled for a code object until somebody tells it not to."""
+    for code in codes:
+        remove_from_cache(code)
+    for region in [region for each in looks for region in each.regions]:
+        region.retire()
+
+
+def _with_own_code(function: Callable[..., Any]) -> types.FunctionType:
     """The same function with code that nobody else has.
 
     Its name is its own, too: what PyTorch has seen change from call to call, it keeps by file, line and name.

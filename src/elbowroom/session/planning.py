@@ -64,12 +64,9 @@ def plannable(
     late: Mapping[int, nn.Parameter] | None = None,
     moving: Moving = STILL,
 ) -> Plannable:
-    """A measured graph with its planner. `late` are parameters that have no gradient before the backward makes it.
-
-    Fused programs move nothing: only PyTorch's kernels can be told yet when to wait for a copy.
-    """
+    """A measured graph with its planner. `late` are parameters that have no gradient before the backward makes it."""
     around = surroundings(graph, loss_inside, late or {})
-    return Plannable(region, graph, planners.of(graph.captured, around, STILL if graph.is_fused else moving))
+    return Plannable(region, graph, planners.of(graph.captured, around, moving))
 
 
 def surroundings(graph: Measured, loss_inside: bool, late: Mapping[int, nn.Parameter]) -> Surroundings:

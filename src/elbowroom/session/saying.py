@@ -64,6 +64,11 @@ def too_many_shapes(seen: int) -> str:
     return f"it has seen {seen} shapes already; raise max_shapes or pad to fewer shapes"
 
 
+def ran_without_program(left_out: str) -> str:
+    """Why a step in parts was planned and ran otherwise. `left_out` says what the rest of it keeps."""
+    return f"PyTorch ran it without the planned program ({left_out}); something it checks has changed"
+
+
 def no_backward(is_loss_inside: bool) -> str:
     """Why a step that was traced has no graph with a backward."""
     result = "its loss" if is_loss_inside else "nothing that it returns"

@@ -8,7 +8,6 @@ planned as several, call by call, and what no graph holds is said.
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from threading import RLock
@@ -18,11 +17,10 @@ from weakref import WeakSet
 import torch
 from torch import nn
 from torch._dynamo.exc import TorchDynamoException
-from torch.utils.hooks import RemovableHandle
 
-from elbowroom.capture.unplanned import backward_hook_in, hook_of_all_modules
+from elbowroom.capture.unplanned import UnseenHooks, unplanned_nodes
 from elbowroom.errors import BudgetTooSmall, ElbowroomError, first_line
-from elbowroom.execute.region import Region, Stopped
+from elbowroom.execute.region import Region, Stopped, weakly
 from elbowroom.measure.random_state import random_state_kept
 from elbowroom.measure.resident import device_bytes, give_back_cached
 from elbowroom.session.calls import call_key
@@ -32,12 +30,12 @@ from elbowroom.session.looking import Looker, NotWhole, Sight
 from elbowroom.session.options import Options
 from elbowroom.session.planning import fused_or_plain
 from elbowroom.session.row import Row
-from elbowroom.session.saying import no_backward, say_fallback, too_many_shapes
+from elbowroom.session.saying import no_backward, ran_without_program, say_fallback, too_many_shapes
 from elbowroom.session.steps import Entry, StepPlanner, reserve_host
-from elbowroom.session.watching import Watch
+from elbowroom.session.traces import MOST_TRACES, Traces
 from elbowroom.units import format_bytes, parse_bytes
 
-_MOST_TRACES = 8  # of calls that look the same: where more is needed, something changes with every step
+_STALE = -1  # the generation of entries some of whose graphs never run again
 
 
 class Session(Handle):
@@ -58,32 +56,30 @@ class Session(Handle):
         self._traced_midway = False  # whether a graph was traced in the middle of the present step
         self._midway: WeakSet[Region] = WeakSet()  # graphs that were, each with a plan of its own
         self._instead: Session | None = None
-        self._traces: Counter[Any] = Counter()  # how often calls of a key were traced, with the code of a generation
-        self._generation = 0
-        self._hooks_seen, self._hooked = -1, ""
+        self._hooks = UnseenHooks(model)
         self._planning = RLock()
         self._planner = StepPlanner(model, options)
-        self._watch = Watch(model, self._look_at_peak)
         self._row = Row(self._planner, self._watch, self._say_unplanned)
-        limit = (_MOST_TRACES + 1) * (options.max_shapes + 1)
         self._looker = Looker(
             model,
             self.step,
             self._plan_midway,
             no_backward=no_backward(options.loss is not None),
             fused=options.fuses,
-            graph_limit=limit,
+            graph_limit=(MOST_TRACES + 1) * (options.max_shapes + 1),
         )
-        self._looker.looks.may_run, self._looker.part_looks.may_run = self._may_run, self._row.comes
-        for looks in (self._looker.looks, self._looker.part_looks):
-            looks.on_backward, looks.hold = self._watch.backward_begins, self._watch.hold
+        self._traces = Traces(self._looker)
+        whole, parts = self._looker.looks, self._looker.part_looks
+        whole.may_run, parts.may_run = weakly(self._may_run), weakly(self._row.comes)
+        for looks in (whole, parts):
+            looks.on_backward, looks.hold = weakly(self._backward_begins), weakly(self._watch.hold)
 
     # --- running ---
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if hook := self._unseen_hook():
+        if hook := self._hooks.found():
             self._say_unplanned(hook)
-            return self.step(*args, **kwargs)
+            return self._run_plainly(args, kwargs)
         if self._keyed:
             key = call_key(self.model, args, kwargs)
             entry = self._known(key)
@@ -104,6 +100,7 @@ class Session(Handle):
             else:
                 if looks.begun == begun:
                     self._say_unplanned("PyTorch ran it without tracing it; is that switched off, as by set_stance?")
+                    self._gradients.expect_one()
                 self._after_forward(self._running, outputs)
                 return outputs
             entry = self._planned(region, args, kwargs)
@@ -135,9 +132,9 @@ class Session(Handle):
             except (ElbowroomError, torch.OutOfMemoryError):
                 raise
             except Exception:  # the step fails: it does so once more, and what it does before that stays done
-                return self.step(*args, **kwargs)
+                return self._run_plainly(args, kwargs)
             return self._run_apart(entry, args, kwargs)
-        outputs = self.step(*args, **kwargs)  # if it is the step that fails, it does so here, as without a plan
+        outputs = self._run_plainly(args, kwargs)  # if it is the step that fails, it does so here, as without a plan
         self._remember(Entry(call_key(self.model, args, kwargs), unplanned=refusal.why))
         return outputs
 
@@ -151,7 +148,7 @@ class Session(Handle):
         if entry.instead is not None:
             return entry.instead(*args, **kwargs)
         if not entry.graphs:
-            return self.step(*args, **kwargs)
+            return self._run_plainly(args, kwargs)
         self._begin(entry)
         looks, expected = self._looker.part_looks, len(entry.regions) // self.options.forwards
         begun = looks.begun
@@ -161,27 +158,24 @@ class Session(Handle):
         except BaseException:
             self._watch.give_up()  # maybe nothing is there yet that would tell it so
             raise
+        self._traces.step_ends(entry.key, planned_midway=self._traced_midway)
         if self._traced_midway:  # the model has changed under this shape: look at it afresh before the next step
             self._traced_midway = False
-            self._forget(entry)
+            entry.generation = _STALE
             gc.collect()  # tracing leaves rings with the step's values, of which PyTorch collects the young
-        elif looks.begun - begun < expected:  # others may run in place of those expected, with plans of their own
-            self._say_unplanned("PyTorch ran it without the planned program; something it checks has changed")
+        elif looks.begun - begun < expected:  # data led the step elsewhere, or PyTorch runs some of it as it is
+            if left_out := unplanned_nodes(self.model, outputs):
+                self._say_unplanned(ran_without_program(left_out))
+            if looks.begun == begun:
+                self._gradients.expect_one()
         self._after_forward(entry, outputs)
         return outputs
 
-    def _unseen_hook(self) -> str:
-        """A backward hook, with which PyTorch runs models as they are without a word, or one of all modules.
-
-        Looked for again only when some hook was registered somewhere since.
-        """
-        if self._hooked or RemovableHandle.next_id != self._hooks_seen:
-            self._hooks_seen = RemovableHandle.next_id
-            hooked = backward_hook_in(self.model)
-            self._hooked = f"{hooked}; remove it, or pass stages=[…]" if hooked else hook_of_all_modules()
-        return self._hooked
-
     # --- watching ---
+
+    def _awaits_backward(self) -> bool:
+        waits = self._looker.looks.await_backward or self._looker.part_looks.await_backward
+        return waits or (self._instead is not None and self._instead._awaits_backward())
 
     def _leave_room(self, entry: Entry) -> None:
         """Plan a step again that took more than its budget; if that does not fit, the plan stays and it is said."""
@@ -209,7 +203,7 @@ class Session(Handle):
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
         """The entry of this call, planned now if it is new."""
-        if hook := self._unseen_hook():
+        if hook := self._hooks.found():
             self._say_unplanned(hook)
             return Entry(call_key(self.model, args, kwargs), unplanned=hook)
         with random_state_kept():
@@ -229,13 +223,19 @@ class Session(Handle):
         return self._prepare_apart(why, args, kwargs)
 
     def _known(self, key: Any) -> Entry | None:
-        """The entry of a key. One whose graphs never run again, because all is traced anew, is forgotten: its step
-        is looked at once more, before it begins."""
+        """The entry of a key. A stale one is forgotten: its step is looked at once more, before it begins.
+
+        In a backward, a checkpoint around the model runs its forward again, with the programs that it ran then.
+        """
         entry = self.entries.get(key)
-        if entry is not None and entry.graphs and entry.generation != self._looker.generation:
+        if entry is not None and self._is_stale(entry) and torch._C._current_graph_task_id() < 0:
             self._forget(entry)
             return None
         return entry
+
+    def _is_stale(self, entry: Entry) -> bool:
+        """Whether some of its graphs never run again, because all is traced anew or something in it has changed."""
+        return bool(entry.graphs) and entry.generation != self._looker.generation
 
     def _planned(self, region: Region, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
         """The entry of a graph that holds a whole step, planned so that it may run."""
@@ -289,13 +289,10 @@ class Session(Handle):
     ) -> Entry:
         self._release_others(None)
         self._running = None
-        if self._generation != self._looker.generation:
-            self._generation = self._looker.generation
-            self._traces.clear()
-        self._traces[key] += 1
+        self._traces.count(key)
         if self._is_full(key):
             entry = Entry(key, unplanned=too_many_shapes(self.options.max_shapes))
-        elif self._traces[key] > _MOST_TRACES:
+        elif self._traces.too_many(key):
             entry = Entry(key, unplanned="something in it, such as a list that grows, makes each step another one")
         elif self.options.fuses:
             entry = fused_or_plain(
@@ -349,6 +346,7 @@ class Session(Handle):
         """The same with PyTorch's kernels, in a session of its own."""
         if self._instead is None:
             self._instead = Session(self.model, self.make_step, replace(self.options, kernels="torch"))
+            self._instead._gradients = self._gradients
         entry = self._instead.prepare(args, kwargs)
         return Entry(key, plan=entry.plan, unplanned=entry.unplanned, instead=self._instead, instead_entry=entry)
 
@@ -419,6 +417,8 @@ class Session(Handle):
         )
 
     def _replan(self, options: Options, tell_instead: Callable[[Session], None]) -> None:
+        for entry in [entry for entry in self.entries.values() if entry.generation == _STALE]:
+            self._forget(entry)
         entries = [entry for entry in self.entries.values() if entry.plan is not None and entry.instead is None]
         old = self.options
         self._watch.give_up()

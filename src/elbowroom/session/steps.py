@@ -25,11 +25,12 @@ from elbowroom.measure.resident import multiplies_matrices, optimizer_bytes, res
 from elbowroom.plan.plan import Plan
 from elbowroom.plan.planner import Planned
 from elbowroom.plan.regions import region_plan
+from elbowroom.problem.platform import Platform
 from elbowroom.session.calls import shown_call
 from elbowroom.session.handle import Handle
-from elbowroom.session.host_link import Moving, moving_of
+from elbowroom.session.host_link import Moving, given_host_bytes, moving_of
 from elbowroom.session.late_gradients import have_own_room, keeps_gradients, late_parameters, possibly_late
-from elbowroom.session.loading import confirmed
+from elbowroom.session.loading import confirmed, platform_here
 from elbowroom.session.looking import Sight
 from elbowroom.session.options import Options
 from elbowroom.session.planning import (
@@ -105,12 +106,13 @@ class Entry:
 class _Found(NamedTuple):
     """Plans of an entry's graphs, and what they take to be resident.
 
-    `shortfall` says why the budget may not be kept, if that is so.
+    `shortfall` says why the budget may not be kept, if that is so. `platform` is that of a plan made earlier.
     """
 
     plans: list[Planned]
     resident: Mapping[str, int]
     shortfall: str = ""
+    platform: Platform | None = None
 
 
 class StepPlanner:
@@ -280,7 +282,9 @@ class StepPlanner:
     # --- installing ---
 
     def _install(self, entry: Entry, found: _Found, inputs: str) -> None:
-        planned, resident, shortfall = found
+        planned, resident, shortfall, platform = found
+        if platform is None and any(graph.planner.platform is not None for graph in entry.graphs):
+            platform = self._moving(entry.graphs[0].device).platform
         for graph, plan in dict(zip(entry.graphs, planned, strict=True)).items():
             graph.install(plan)
         entry.plan = Plan(
@@ -294,6 +298,7 @@ class StepPlanner:
             inputs=inputs,
             notes=_notes(entry, planned),
             late_gradients=bool(entry.late),
+            platform=platform,
         )
         entry.unwatched, entry.excess_bytes, entry.shortfall = 0 if shortfall else WATCHED_STEPS, 0, shortfall
         is_unkept = not (entry.late or shortfall or keeps_gradients(self.model))
@@ -305,8 +310,10 @@ class StepPlanner:
         """Install a plan made earlier, if it was made for exactly this and the referee confirms it."""
         late = late if plan.late_gradients else {}
         entry = Entry(key, self._graphs(sight.regions, late, resident), None, sight.left_out, list(late.values()))
-        planned = confirmed(plan, entry.graphs, resident, self.options.budget_bytes, lambda: self._trials(entry))
-        self._install(entry, _Found(planned, resident), plan.inputs)
+        budget, host_bytes = self.options.budget_bytes, given_host_bytes(self.options)
+        planned = confirmed(plan, entry.graphs, resident, budget, lambda: self._trials(entry), host_bytes)
+        found = _Found(planned, resident, platform=platform_here(plan, host_bytes))
+        self._install(entry, found, plan.inputs)
         return entry
 
     # --- again ---
@@ -398,6 +405,8 @@ def _notes(entry: Entry, planned: list[Planned]) -> tuple[str, ...]:
         notes += (f"{'Inductor' if fused else 'PyTorch'}'s kernels: the peak is measured, times are estimates.",)
     if any(plan.recorded for plan in planned):
         notes += ("Replayed as CUDA graphs: their memory is held between steps, too.",)
+    if any(plan.program.moves for plan in planned) and entry.graphs[0].device.type != "cuda":
+        notes += ("Without a GPU values are copied at once, in computing's time, which predicted times leave out.",)
     if was_switched_on():
         notes += ("PyTorch's allocator uses expandable segments: this process may take little more than the budget.",)
     return notes

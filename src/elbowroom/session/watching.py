@@ -183,19 +183,3 @@ def more_outside(plan: Plan, excess_bytes: int) -> int:
     unused_bytes = max(0, plan.budget_bytes - plan.peak_bytes)
     varies_bytes = max(1024, excess_bytes // 8)  # from step to step, a little
     return plan.resident.get(OUTSIDE, 0) + unused_bytes + excess_bytes + varies_bytes
-
-
-def never_called(model: nn.Module, say: Callable[[], None]) -> Callable[[], None]:
-    """Calls `say` when the model gets gradients, until the function that is returned is called.
-
-    Whoever calls `model.forward`, or a part of the model, trains it without a plan. Any parameter may be the one that
-    gets a gradient: others may be frozen later, or not be used.
-    """
-    trained = [p for p in model.parameters() if p.requires_grad and p.is_leaf]
-    handles = [parameter.register_post_accumulate_grad_hook(lambda _: say()) for parameter in trained]
-
-    def stop() -> None:
-        for handle in handles:
-            handle.remove()
-
-    return stop

@@ -66,8 +66,8 @@ class HostRoom:
         lanes = lanes_of(device)
         with self._lock:
             self._settle()
-            if not self._taken and (self.bytes < slab.bytes or not self._is_on(device)):
-                self._wanted_bytes = max(slab.bytes, self._wanted_bytes)  # on trial: plans are not made yet
+            self._wanted_bytes = max(slab.bytes, self._wanted_bytes)  # on trial: plans are not made yet
+            if not self._taken and (self.bytes < self._wanted_bytes or not self._is_on(device)):
                 self._take(self._wanted_bytes, device)
             piece, start = self._piece, self._gap(slab.bytes)
             if piece is None or piece.device != device or start is None:

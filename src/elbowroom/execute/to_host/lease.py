@@ -6,6 +6,7 @@ behind the value, byte by byte, and what comes back lies in a storage just as la
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -17,7 +18,7 @@ from elbowroom.step.slab import Slab
 
 
 @dataclass(frozen=True)
-class _Form:
+class Form:
     """How a tensor lies in its storage, and where that is."""
 
     device: torch.device
@@ -30,7 +31,7 @@ class _Form:
     is_negated: bool
 
     @classmethod
-    def of(cls, value: torch.Tensor) -> _Form:
+    def of(cls, value: torch.Tensor) -> Form:
         return cls(
             value.device,
             value.dtype,
@@ -41,6 +42,12 @@ class _Form:
             value.is_conj(),
             value.is_neg(),
         )
+
+    @classmethod
+    def of_elements(cls, value: torch.Tensor) -> Form:
+        """Of a tensor without gaps, in a storage of its own."""
+        size = value.numel() * value.element_size()
+        return cls(value.device, value.dtype, value.size(), value.stride(), 0, size, False, False)
 
     def over(self, memory: torch.Tensor) -> torch.Tensor:
         """A tensor of this form in other memory."""
@@ -53,7 +60,7 @@ class _Form:
         return tensor
 
 
-Forms: TypeAlias = dict[int, _Form]  # by value
+Forms: TypeAlias = dict[int, Form]  # by value
 
 
 class Lease:
@@ -75,7 +82,9 @@ class Lease:
         self._slab, self._lanes, self._owner = slab, lanes, owner
         self._leaving: dict[int, Wait] = {}
         self._coming: dict[int, Wait] = {}
+        self._sources: dict[int, torch.Tensor] = {}  # memory that a copy reads, and the program does not know of
         self._targets: dict[int, torch.Tensor] = {}  # memory that a copy writes to: nobody else may get it before
+        self._unseen: dict[int, torch.Tensor] = {}  # on their way back, and not handed over yet
 
     @property
     def forms(self) -> Forms:
@@ -84,28 +93,48 @@ class Lease:
 
     def offload(self, number: int, value: torch.Tensor) -> None:
         """Begin to copy a value to the host."""
-        self._forms[number] = form = _Form.of(value)
+        self._forms[number] = form = Form.of(value)
         place = self._place(number, form.bytes)
-        self._leaving[number] = _begun(self._lanes.to_host, place, _bytes_behind(value))
+        self._leaving[number] = begun(self._lanes.to_host, place, bytes_behind(value))
+
+    def offload_elements(self, number: int, value: torch.Tensor, stride: Sequence[int]) -> None:
+        """Begin to copy the elements of a value to the host, laid out with these strides, which leave no gaps."""
+        if value.stride() != tuple(stride):
+            value = torch.empty_strided(value.size(), stride, dtype=value.dtype, device=value.device).copy_(value)
+        elements = value.as_strided((value.numel(),), (1,)).view(torch.uint8)
+        self._forms[number] = Form.of_elements(value)
+        place = self._place(number, elements.numel())
+        self._sources[number] = elements
+        self._leaving[number] = begun(self._lanes.to_host, place, elements)
 
     def release(self, number: int) -> None:
         """Wait until a value is on the host; from then on its memory on the device may go."""
         if number in self._leaving:
-            _wait(self._leaving[number])
+            wait_for(self._leaving[number])
             del self._leaving[number]
+            self._sources.pop(number, None)
 
     def prefetch(self, number: int) -> torch.Tensor:
         """Take memory for a value and begin to copy it back; what is returned may be read after `arrive`."""
         form = self._forms[number]
         memory = torch.empty(form.bytes, dtype=torch.uint8, device=form.device)
         self._targets[number] = memory
-        self._coming[number] = _begun(self._lanes.from_host, memory, self._place(number, form.bytes))
+        self._coming[number] = begun(self._lanes.from_host, memory, self._place(number, form.bytes))
         return form.over(memory)
 
     def arrive(self, number: int) -> None:
         """Wait until a value is back."""
-        _wait(self._coming[number])
+        wait_for(self._coming[number])
         del self._coming[number], self._targets[number]
+
+    def prefetch_unseen(self, number: int) -> None:
+        """Take memory for a value and begin to copy it back; `arrived` hands it over."""
+        self._unseen[number] = self.prefetch(number)
+
+    def arrived(self, number: int) -> torch.Tensor:
+        """Wait until a value is back, and hand it over."""
+        self.arrive(number)
+        return self._unseen.pop(number)
 
     def finish(self) -> None:
         """Wait for all that is on its way. After a failure, the memory that it comes from or goes to is free then.
@@ -114,7 +143,7 @@ class Lease:
         """
         for lane in self._lanes:
             lane.finish()
-        for noted in (self._leaving, self._coming, self._targets):
+        for noted in (self._leaving, self._coming, self._sources, self._targets, self._unseen):
             noted.clear()
 
     def _place(self, number: int, size: int) -> torch.Tensor:
@@ -124,14 +153,16 @@ class Lease:
         return self.memory[start : start + size]
 
 
-def _begun(lane: Lane, target: torch.Tensor, source: torch.Tensor) -> Wait:
+def begun(lane: Lane, target: torch.Tensor, source: torch.Tensor) -> Wait:
+    """A copy that has begun; `wait_for` waits for it."""
     try:
         return lane.copy(target, source)
     except RuntimeError as failure:
         raise _failed(failure) from failure
 
 
-def _wait(wait: Wait) -> None:
+def wait_for(wait: Wait) -> None:
+    """Have computing wait for a copy, and say it if that fails."""
     try:
         wait()
     except RuntimeError as failure:
@@ -145,6 +176,6 @@ def _failed(failure: RuntimeError) -> CopyFailed:
     )
 
 
-def _bytes_behind(value: torch.Tensor) -> torch.Tensor:
+def bytes_behind(value: torch.Tensor) -> torch.Tensor:
     memory = torch.empty(0, dtype=torch.uint8, device=value.device)
     return memory.set_(value.untyped_storage())  # type: ignore[call-overload, no-any-return]
