@@ -80,7 +80,7 @@ class MovingProgram:
 
     def _ticket(self, lease: Lease) -> torch.Tensor:
         if is_recorded(self._device):
-            lease.finish()  # forward and backward may be recorded apart, and neither can wait for the other's copies
+            lease.join()  # forward and backward may be recorded apart, and neither can wait for the other's copies
         self._runs += 1
         self._leases[self._runs] = lease
         return self._tickets.issue(self._runs, 0, held=lease)
@@ -92,7 +92,7 @@ class MovingProgram:
 
     def _handed_out(self, lease: Lease) -> list[torch.Tensor]:
         """Hooks read it on the host: it has to be there now."""
-        lease.finish()
+        lease.join()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         if lease.forms not in self._forms:
@@ -106,6 +106,6 @@ def _run(function: Callable[[list[Any]], list[Any]], arguments: list[Any], lease
         return function(arguments)
     except BaseException:
         arguments.clear()
-        lease.finish()
+        lease.abandon()
         del lease
         raise
