@@ -161,7 +161,10 @@ class Lease:
     def _place(self, number: int, size: int) -> torch.Tensor:
         start, room = self._slab.places[number]
         if size > room:
-            raise ElbowroomError(f"value {number} has {size} bytes to move and was planned with {room}; plan again")
+            raise ElbowroomError(
+                f"value {number} has {size} bytes to move and was planned with {room}; plan again with "
+                'times="measure", which looks at real values'
+            )
         return self.memory[start : start + size]
 
 
