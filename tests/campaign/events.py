@@ -107,6 +107,37 @@ def accumulation(pair: Pair) -> None:
     pair.clear_gradients()
 
 
+def forward_without_a_call(pair: Pair) -> None:
+    """`model.forward(x)` trains plainly. That must be said once, or be an error where it is strict."""
+    pair.step()  # parameters that have taken the place of others are noticed by a call
+    if pair.failures or pair.ended:
+        return
+    args, y = pair.draw_batch()
+    chance, refused = Generators.now(), False
+    with pair.noting(), contextlib.redirect_stdout(io.StringIO()):
+        for side in pair.sides:
+            chance.put_back()
+            try:
+                with pair.autocast():
+                    loss = side.criterion(side.model.forward(*args), y)
+                loss.backward()
+            except elbowroom.Unplanned:
+                refused = True
+    if refused != pair.trial.strict or not (refused or pair.said or pair.situation.went_around):
+        pair.fail("trained around the plan", "in silence" if not refused else "an error though it is not strict")
+    pair.situation.went_around = True
+    if not refused:
+        _compare_state(pair, "forward without a call")
+    pair.take_over()
+    pair.clear_gradients()
+
+
+def saved_on_host(pair: Pair) -> None:
+    """Hooks of saved tensors around the whole model. What they take is not the plan's."""
+    with torch.autograd.graph.save_on_cpu():
+        pair.step(metered=False)
+
+
 # --- exceptions and interrupts ---
 
 
@@ -315,6 +346,7 @@ EVENTS = {
     event.__name__: event
     for event in (
         nothing, many_steps, other_batches, smaller_last_batch, evaluation, gradients_zeroed_in_place, accumulation,
+        forward_without_a_call, saved_on_host,
         exception_in_the_model, exception_in_the_loss, exception_in_the_optimizer, wrong_input, interrupt,
         thread_that_draws, thread_that_trains, other_fits, dynamo_reset, user_profiler, fork,
         forward_hook, forward_hook_that_changes, forward_pre_hook, backward_hook, parameter_hook, output_hook, unhook,

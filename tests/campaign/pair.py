@@ -78,6 +78,7 @@ class Situation:
     gradients: str = "none"  # at the start of a step: "none", "zero", or "kept"
     hooks_outputs: bool = False  # a hook on the tensor that the loss reads
     number: int = 0  # of steps so far
+    went_around: bool = False  # whether a step was made without a call of the model
 
 
 @dataclass
@@ -195,8 +196,7 @@ class Pair:
         if self.ended:
             return Outcome(), Outcome()
         args, y = self.draw_batch()
-        earlier = state_of(self.planned.model)
-        before = Generators.now()
+        earlier, before = state_of(self.planned.model), Generators.now()
         plain = self.run(self.plain, args, y, metered=metered)
         after_plain = Generators.now()
         before.put_back()

@@ -147,6 +147,11 @@ def test_a_budget_that_is_ignored_is_found(monkeypatch):
     assert kinds_found(monkeypatch, plain_fit, replace(CASE, share=0.5)) == ["over budget in silence"]
 
 
+def test_training_around_the_plan_in_silence_is_found(monkeypatch):
+    case = replace(CASE, events=("forward_without_a_call",))
+    assert kinds_found(monkeypatch, plain_fit, case) == ["trained around the plan"]
+
+
 def warning_fit(model, *example, **wishes):
     """Plans nothing, and says so at every call."""
 

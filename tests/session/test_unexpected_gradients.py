@@ -54,6 +54,15 @@ def test_gradients_without_a_call_are_said(around, calls):
         train(model)
 
 
+def test_parameters_that_take_the_place_of_others_tell_from_the_next_call_on():
+    model = fitted()
+    train(model)
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    train(model)
+    with pytest.warns(UserWarning, match="without having been called"):
+        model.forward(batch()).sum().backward()
+
+
 @pytest.mark.parametrize("calls", [0, 2])
 def test_a_strict_model_that_is_not_called_raises(calls):
     model = fitted(strict=True)
@@ -201,12 +210,12 @@ def test_of_many_parameters_few_are_watched_once_the_model_was_called():
     assert all(p._post_accumulate_grad_hooks for p in model.parameters())
     train(model)
     watched = [bool(p._post_accumulate_grad_hooks) for p in model.parameters()]
-    assert sum(watched) == 4
+    assert sum(watched) == 3
     assert watched[0]
     assert watched[-1]
     session = model.elbowroom
     fit(model, batch(), budget="1MiB")
-    assert not session._gradients._handles
+    assert not session._gradients._watched
 
 
 def test_gradients_of_watched_parameters_are_not_left_to_autograd():

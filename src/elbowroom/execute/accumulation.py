@@ -117,16 +117,15 @@ def is_autograds(parameter: torch.Tensor) -> bool:
 
 def has_hooks(parameter: torch.Tensor) -> bool:
     """Whether somebody wants to see the parameter's gradient."""
-    after: dict[int, Any] = parameter._post_accumulate_grad_hooks or {}  # type: ignore[assignment]
-    return bool(parameter._backward_hooks) or (bool(after) and set(map(type, after.values())) != _NOTICES)
+    if parameter._backward_hooks:
+        return True
+    after: dict[int, Any] | None = parameter._post_accumulate_grad_hooks  # type: ignore[assignment]
+    return bool(after) and any(type(hook) is not Notice for hook in after.values())  # type: ignore[union-attr]
 
 
 class Notice(partial[None]):
     """A hook of elbowroom's own, which tells of steps that run no program. It is no reason to leave a gradient to
     autograd."""
-
-
-_NOTICES = {Notice}
 
 
 @contextmanager

@@ -97,8 +97,7 @@ class Handle(ABC):
             return self.step(*args, **kwargs)  # the latter is of this thread alone; others may trace at the same time
         if self._offs or self._is_transformed():
             return self._run_plainly(args, kwargs)
-        if self._gradients.watches_all:
-            self._gradients.called()
+        self._gradients.called()
         try:
             return self._run(args, kwargs)
         except BaseException:

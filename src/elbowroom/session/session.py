@@ -31,7 +31,7 @@ from elbowroom.session.options import Options
 from elbowroom.session.planning import fused_or_plain
 from elbowroom.session.row import Row
 from elbowroom.session.saying import no_backward, ran_without_program, say_fallback, too_many_shapes
-from elbowroom.session.steps import Entry, StepPlanner, reserve_host
+from elbowroom.session.steps import Entry, StepPlanner, release_others, reserve_host
 from elbowroom.session.traces import MOST_TRACES, Traces
 from elbowroom.units import format_bytes, parse_bytes
 
@@ -119,7 +119,7 @@ class Session(Handle):
     def _begin(self, entry: Entry) -> None:
         """A planned step begins."""
         if entry is not self._running:
-            self._release_others(entry)
+            release_others(self.entries.values(), entry)
             self._running = self._latest = entry
         entry.watch_kept_gradients()
         if entry.unwatched and entry.plan is not None:
@@ -191,13 +191,6 @@ class Session(Handle):
                 self._say_unplanned(
                     f"more than {self.options.forwards} of its forwards wait for their backward; pass forwards=…"
                 )
-
-    def _release_others(self, entry: Entry | None) -> None:
-        """Recordings hold memory: only that of the shape that runs may."""
-        for other in self.entries.values():
-            if other is not entry:
-                for region in other.regions:
-                    region.release()
 
     # --- planning ---
 
@@ -287,7 +280,7 @@ class Session(Handle):
     def _plan_new(
         self, key: Any, plan: Callable[[], Entry], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Entry:
-        self._release_others(None)
+        release_others(self.entries.values(), None)
         self._running = None
         self._traces.count(key)
         if self._is_full(key):
@@ -306,9 +299,7 @@ class Session(Handle):
         give_back_cached()
         reserve_host(self._looker.looks.host_room, [*self.entries.values(), entry])
         self._remember(entry)
-        reserve_host(
-            self._looker.looks.host_room, self.entries.values()
-        )  # without one that it has taken the place of
+        reserve_host(self._looker.looks.host_room, self.entries.values())  # another one's place may have been taken
         return entry
 
     def _is_full(self, key: Any) -> bool:

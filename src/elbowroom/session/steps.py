@@ -389,6 +389,14 @@ class StepPlanner:
             entry.late, entry.trials = list(late.values()), None
 
 
+def release_others(entries: Iterable[Entry], entry: Entry | None) -> None:
+    """Recordings hold memory: only that of the step that runs may."""
+    for other in entries:
+        if other is not entry:
+            for region in other.regions:
+                region.release()
+
+
 def reserve_host(room: HostRoom, entries: Iterable[Entry]) -> None:
     """Have the memory on the host that plans need. Steps take turns, so the one that needs most of it counts."""
     planned = [entry for entry in entries if entry.graphs]

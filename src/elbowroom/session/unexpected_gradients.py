@@ -8,6 +8,7 @@ is called, and a few from then on.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 from weakref import ref
 
 import torch
@@ -16,7 +17,21 @@ from torch.utils.hooks import RemovableHandle
 
 from elbowroom.execute.accumulation import Notice
 
-_FEW = 4  # of any number of parameters: what they cost a small model is not seen in its time
+_FEW = 3  # of any number of parameters: what they cost a small model is not seen in its time
+
+
+class _Watched(NamedTuple):
+    """A parameter, and where it is."""
+
+    module: ref[nn.Module]
+    name: str
+    parameter: ref[nn.Parameter]
+    handle: RemovableHandle
+
+    def is_there(self) -> bool:
+        """Whether it is still the module's: others may take its place, as where a state is loaded with `assign`."""
+        module, parameter = self.module(), self.parameter()
+        return module is not None and module._parameters.get(self.name) is parameter
 
 
 class UnexpectedGradients:
@@ -27,34 +42,46 @@ class UnexpectedGradients:
     """
 
     def __init__(self, model: nn.Module, awaits: Callable[[], bool], say: Callable[[], None]) -> None:
-        self.watches_all = False
+        self._watches_all = False
         self._model, self._awaits, self._say = model, awaits, say
         self._plain_calls = 0  # that ran the model as it is, and whose backward may come
         self.accounted = -1  # PyTorch's number of the latest backward that is accounted for
-        self._handles: list[RemovableHandle] = []
+        self._watched: list[_Watched] = []
 
     def begin(self) -> None:
         """Any parameter may be the one that gets a gradient: others may be frozen later, or not be used."""
+        self.end()
         notice = Notice(_arrives, ref(self))  # a parameter may outlive its model, as in an optimizer
-        trained = [p for p in self._model.parameters() if p.requires_grad and p.is_leaf]
-        self._handles = [parameter.register_post_accumulate_grad_hook(notice) for parameter in trained]
-        self.watches_all = True
+        found = {
+            parameter: (module, name)
+            for module in self._model.modules()
+            for name, parameter in module._parameters.items()
+            if parameter is not None and parameter.requires_grad and parameter.is_leaf
+        }
+        self._watched = [
+            _Watched(ref(module), name, ref(parameter), parameter.register_post_accumulate_grad_hook(notice))
+            for parameter, (module, name) in found.items()
+        ]
+        self._watches_all = True
 
     def called(self) -> None:
-        """The model was called once. From now on a few parameters, from its first to its last, tell enough."""
-        self.watches_all = False
-        last = len(self._handles) - 1
+        """The model is called. From then on a few parameters, from its first to its last, tell enough."""
+        if not self._watches_all:
+            if not self._watched or self._watched[0].is_there():
+                return
+            self.begin()
+        last = len(self._watched) - 1
         few = {n * last // (_FEW - 1) for n in range(_FEW)}
-        for n, handle in enumerate(self._handles):
+        for n, each in enumerate(self._watched):
             if n not in few:
-                handle.remove()
-        self._handles = [handle for n, handle in enumerate(self._handles) if n in few]
+                each.handle.remove()
+        self._watched = [each for n, each in enumerate(self._watched) if n in few]
+        self._watches_all = False
 
     def end(self) -> None:
-        self.watches_all = False
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        for each in self._watched:
+            each.handle.remove()
+        self._watched = []
 
     def expect_one(self) -> None:
         """A call has run the model as it is. One backward may bring gradients for that."""
