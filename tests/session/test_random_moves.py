@@ -13,7 +13,7 @@ from test_random_programs import BATCH, OPERATORS, ROWS, WIDTH, Straight  # noqa
 
 from delayed import delay_copies  # noqa: E402
 from elbowroom.execute.region import Build  # noqa: E402
-from elbowroom.measure.measured import Measured  # noqa: E402
+from elbowroom.measure.measured import measured  # noqa: E402
 from elbowroom.problem import Platform  # noqa: E402
 from elbowroom.step.program import make_program  # noqa: E402
 from elbowroom.step.referee import predict  # noqa: E402
@@ -34,24 +34,24 @@ def test_random_programs_with_late_copies(seed, monkeypatch, fresh):
     model, x = Straight(steps), torch.randn(BATCH, ROWS, WIDTH)
     compiled, region, _ = looked_at(model, x)
     region.looks.calls = None
-    graph = region.traced.graph
-    plain = make_program(graph, graph.backward)
-    wanted = outcome(model, compiled, region, plain, x)
+    known = measured(region.traced, given=region.given)  # tracing may be wrong about bytes
+    graph = known.captured.graph
+    wanted = outcome(model, compiled, region, Build(known, make_program(graph, graph.backward)), x)
     lanes = delay_copies(monkeypatch, 0.001)
     for _ in range(PROGRAMS):
         program = random_program(graph, chance)
         predict(graph, program, platform=LINK)
-        found = outcome(model, compiled, region, program, x)
+        found = outcome(model, compiled, region, Build(known, program), x)
         assert len(found) == len(wanted)
         assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
         assert not region.looks.host_room.taken_bytes
     assert lanes.to_host.copies == lanes.from_host.copies > PROGRAMS
 
 
-def outcome(model, compiled, region, program, x):
+def outcome(model, compiled, region, build, x):
     """What a step leaves behind, from the same state each time."""
     region.programs.clear()
-    region.install(Build(Measured(region.traced), program))
+    region.install(build)
     torch.manual_seed(3)
     model.zero_grad()
     with torch.no_grad():

@@ -78,8 +78,9 @@ class HostRoom:
             self._taken[next(self._count)] = part
             if is_recorded(device):
                 # Whoever records a CUDA graph now writes there whenever it is replayed, and nobody tells when it
-                # will not be any more.
+                # will not be any more. Nothing else is under way: PyTorch waits for that before it records.
                 self._recorded.append(lease)
+                return lease
         lanes.to_host.follow(lanes.from_host)  # the part's last holder may still be fetching from there
         return lease
 

@@ -7,6 +7,7 @@ behind the value, byte by byte, and what comes back lies in a storage just as la
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -136,20 +137,34 @@ class Lease:
         self.arrive(number)
         return self._unseen.pop(number)
 
-    def finish(self) -> None:
-        """Wait for all that is on its way. After a failure, the memory that it comes from or goes to is free then.
+    def join(self) -> None:
+        """Wait for all copies of this that are on their way."""
+        for wait in (*self._leaving.values(), *self._coming.values()):
+            wait_for(wait)
+        self._forget()
 
-        Directions are asked and not single copies: an interrupt may have come before a copy was noted here.
+    def abandon(self) -> None:
+        """The program has failed. Wait for what is on its way: the memory it comes from or goes to is free then.
+
+        Directions are asked and not single copies: an interrupt may have come before a copy was noted here. A device
+        that cannot even wait has failed, and whatever failed first says so.
         """
         for lane in self._lanes:
-            lane.finish()
+            with suppress(RuntimeError):
+                lane.finish()
+        self._forget()
+
+    def _forget(self) -> None:
         for noted in (self._leaving, self._coming, self._sources, self._targets, self._unseen):
             noted.clear()
 
     def _place(self, number: int, size: int) -> torch.Tensor:
         start, room = self._slab.places[number]
         if size > room:
-            raise ElbowroomError(f"value {number} has {size} bytes to move and was planned with {room}; plan again")
+            raise ElbowroomError(
+                f"value {number} has {size} bytes to move and was planned with {room}; plan again with "
+                'times="measure", which looks at real values'
+            )
         return self.memory[start : start + size]
 
 

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from elbowroom.errors import ElbowroomError
+from elbowroom.errors import ElbowroomError, let_go_of_values
 from elbowroom.execute.accumulation import saved_tensors_are_packed
 from elbowroom.execute.tickets import Tickets
 from elbowroom.execute.to_host.host_room import HostRoom, is_recorded
@@ -50,11 +50,13 @@ class MovingProgram:
 
     def forward(self, arguments: list[Any]) -> list[Any]:
         is_packed = saved_tensors_are_packed()
-        lease = self._own_lease() if is_packed else self._room.lease(self._slab, self._device)
+        lease = None
         try:
+            lease = self._own_lease() if is_packed else self._room.lease(self._slab, self._device)
             outputs = _run(self._forward, arguments, lease)
             saved = self._handed_out(lease) if is_packed else [self._ticket(lease)]
-        except BaseException:
+        except BaseException as failure:
+            let_go_of_values(failure)
             del lease  # whoever looks at the failure must not keep its part from others
             raise
         return [*outputs[: self._results], *saved, *outputs[self._results :]]
@@ -71,13 +73,14 @@ class MovingProgram:
             raise ElbowroomError("what this backward has on the host is gone; call the fitted model again")
         try:
             return _run(run, arguments, lease)
-        except BaseException:
+        except BaseException as failure:
+            let_go_of_values(failure)
             del lease
             raise
 
     def _ticket(self, lease: Lease) -> torch.Tensor:
         if is_recorded(self._device):
-            lease.finish()  # forward and backward may be recorded apart, and neither can wait for the other's copies
+            lease.join()  # forward and backward may be recorded apart, and neither can wait for the other's copies
         self._runs += 1
         self._leases[self._runs] = lease
         return self._tickets.issue(self._runs, 0, held=lease)
@@ -89,7 +92,7 @@ class MovingProgram:
 
     def _handed_out(self, lease: Lease) -> list[torch.Tensor]:
         """Hooks read it on the host: it has to be there now."""
-        lease.finish()
+        lease.join()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         if lease.forms not in self._forms:
@@ -103,6 +106,6 @@ def _run(function: Callable[[list[Any]], list[Any]], arguments: list[Any], lease
         return function(arguments)
     except BaseException:
         arguments.clear()
-        lease.finish()
+        lease.abandon()
         del lease
         raise
