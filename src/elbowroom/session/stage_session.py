@@ -20,7 +20,7 @@ from elbowroom.capture.unplanned import hook_of_all_modules
 from elbowroom.errors import BudgetTooSmall, InputError
 from elbowroom.execute.by_stages.measuring import fuse_stages, has_hooks, measure_stages, stages_of
 from elbowroom.execute.by_stages.runner import ChainRunner, HostSide
-from elbowroom.execute.by_stages.scheduling import Moving, Scheduled, schedule_within
+from elbowroom.execute.by_stages.scheduling import HostLink, Scheduled, schedule_within
 from elbowroom.execute.by_stages.staying import Staying, measure_staying
 from elbowroom.execute.to_host.host_room import HostRoom
 from elbowroom.measure.cache import setting_of
@@ -34,7 +34,7 @@ from elbowroom.progress import progress_bar
 from elbowroom.schedule import Forward, Offload, Schedule
 from elbowroom.session.calls import call_key, shown_call
 from elbowroom.session.handle import Handle
-from elbowroom.session.host_link import notes_on_moves, platform_of
+from elbowroom.session.host_link import Moving, moving_of, notes_on_moves
 from elbowroom.session.inputs import check_optimizer, checked_loss
 from elbowroom.session.options import Options
 from elbowroom.session.planning import planned_all
@@ -93,7 +93,7 @@ class StageSession(Handle):
         self._loss = options.loss
         self._arguments = arguments
         self._outside: dict[Any, int] = {}  # bytes that calls of a key were seen to take outside their plans
-        self._platform: Platform | None = None  # found when a step is first planned, and the same from then on
+        self._moves: Moving | None = None  # found when a step is first planned, and the same from then on
         self._host_room = HostRoom()
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -263,13 +263,14 @@ class StageSession(Handle):
         device = _device(self.model, ())
         cuda = device.type == "cuda"
         room = room_within(options.budget_bytes, sum(outer.values()), cuda=cuda)
-        moving = None
-        if self._platform is not None:
-            moving = Moving(self._platform, staying.bytes, preferred=options.offload == "always")
-        found = schedule_within(chain, room, moving)
+        link, moves = None, self._moves
+        if moves is not None and moves.platform is not None:
+            link = HostLink(moves.platform, staying.bytes, moves.preferred)
+        found = schedule_within(chain, room, link)
         if not isinstance(found, Scheduled):
-            raise _too_small(options.budget_bytes, outer, chain, found, device, moves=moving is not None)
-        plan = _plan_of(chain, found, options.budget_bytes, outer, inputs, device, self.why, self._platform)
+            raise _too_small(options.budget_bytes, outer, chain, found, device, moves=link is not None)
+        platform = None if moves is None else moves.platform
+        plan = _plan_of(chain, found, options.budget_bytes, outer, inputs, device, self.why, platform)
         side = HostSide(self._host_room, device, staying.sealed) if found.moves else None
         runner = ChainRunner(stages, found.runs, side)
         runner.on_backward, runner.hold = self._backward_begins, self._watch.hold
@@ -281,9 +282,8 @@ class StageSession(Handle):
         self, stages: Sequence[nn.Module], value: Any, chain: Chain, device: torch.device
     ) -> Staying:
         """What stays of values that move; nothing is measured if none do."""
-        if self._platform is None:
-            self._platform = platform_of(self.options, device)
-        return Staying() if self._platform is None else measure_staying(stages, value, chain, device)
+        self._moves = self._moves or moving_of(self.options, device)
+        return Staying() if self._moves.platform is None else measure_staying(stages, value, chain, device)
 
     def _reserve_host(self, entries: Iterable[StageEntry]) -> None:
         """Have the memory on the host that plans need. Steps take turns, so the one that needs most of it counts."""
