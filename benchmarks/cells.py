@@ -44,7 +44,8 @@ class Cell:
     """One way to take a step of a model, to be measured in a process of its own.
 
     `setting` is the ratio or share that the kind of cell needs. `room_bytes` is the budget above what is resident,
-    for ours. `held_bytes` is the GPU memory that the process is expected to hold, so that not too many run at once.
+    for ours, and `offload` whether values may move to the host. `held_bytes` is the GPU memory that the process is
+    expected to hold, so that not too many run at once.
     """
 
     model: str
@@ -54,6 +55,7 @@ class Cell:
     room_bytes: int | None = None
     held_bytes: int = PEER_BYTES
     kernels: str = "inductor"
+    offload: str = "never"
 
 
 # --- side by side --------------------------------------------------------------------------------------------
@@ -288,7 +290,7 @@ def run_fitted(bench: Bench, cell: Cell) -> tuple[Row, Any]:
     case, device = bench.case, bench.device
     budget = NO_LIMIT if cell.room_bytes is None else bench.resident_bytes + cell.room_bytes
     started = time.perf_counter()
-    wishes = {"loss": case.loss, "kernels": cell.kernels, "compilations": bench.compilations}
+    wishes = {"loss": case.loss, "kernels": cell.kernels, "compilations": bench.compilations, "offload": cell.offload}
     with device.autocast(), warnings.catch_warnings(record=True) as warned:
         model = fit(case.model, *case.inputs, case.target, budget=budget, **wishes)
     seconds = time.perf_counter() - started + bench.first(model)
@@ -337,7 +339,7 @@ def measure_alone(gate: Gate) -> None:
     would wait for itself at the gate.
     """
     from elbowroom.execute import rehearsal
-    from elbowroom.session import planning, session
+    from elbowroom.session import planning, steps
 
     def within(place: Callable[[], Any], function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -346,7 +348,7 @@ def measure_alone(gate: Gate) -> None:
 
         return call
 
-    for module in (session, planning):
+    for module in (steps, planning):
         module.measured = within(partial(alone, gate), module.measured)
     rehearsal.in_a_row = within(gate.alone, rehearsal.in_a_row)
     rehearsal.kernels_and_host = within(gate.alone, rehearsal.kernels_and_host)

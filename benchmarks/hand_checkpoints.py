@@ -43,10 +43,13 @@ def peers_of(case: Case) -> Iterator[Peer]:
 
 
 @contextmanager
-def checkpointed(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Keep only the inputs of these modules, and compute in the backward again what is inside them."""
+def checkpointed(modules: Sequence[nn.Module], *, reentrant: bool = False) -> Iterator[None]:
+    """Keep only the inputs of these modules, and compute in the backward again what is inside them.
+
+    If it is `reentrant`, hooks of saved tensors see the inputs that are kept.
+    """
     for module in modules:
-        module.forward = partial(run_checkpointed, module.forward)
+        module.forward = partial(run_checkpointed, module.forward, reentrant=reentrant)
     try:
         yield
     finally:
@@ -54,10 +57,12 @@ def checkpointed(modules: Sequence[nn.Module]) -> Iterator[None]:
             del module.forward  # the instance's own; the one of its class is in force again
 
 
-def run_checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def run_checkpointed(forward: Callable[..., Any], *args: Any, reentrant: bool = False, **kwargs: Any) -> Any:
     # A dense block appends to the list that it hands to its layers. The second run must see what the first one saw,
     # so it gets a copy of the list.
     args = tuple(list(value) if isinstance(value, list) else value for value in args)
+    if reentrant:  # which takes no keywords
+        return checkpoint(partial(forward, **kwargs), *args, use_reentrant=True)
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 

@@ -31,3 +31,8 @@ def least_budget(fitted) -> int:
     with pytest.raises(BudgetTooSmall) as too_small:
         fitted.elbowroom.set_budget(1024)
     return too_small.value.least_budget
+
+
+def host_room(fitted):
+    """Where the values of a fitted model are on the host."""
+    return fitted.elbowroom._looker.looks.host_room

@@ -17,17 +17,17 @@ from elbowroom.step.referee import Prediction, Surroundings, predict
 
 
 @dataclass(eq=False)
-class _Storage:
+class Storage:
     size: int
     written: int = 1
 
 
 @dataclass(frozen=True, eq=False)
-class _Tensor:
+class Tensor:
     """A symbol for what was computed, and the storages it lies in as they were written then."""
 
     symbol: int
-    lies_in: dict[int, tuple[_Storage, int]]
+    lies_in: dict[int, tuple[Storage, int]]
 
     @property
     def intact(self) -> bool:
@@ -49,7 +49,7 @@ NOTHING_AROUND = Surroundings()
 
 def run(graph: StepGraph, program: Program, around: Surroundings = NOTHING_AROUND) -> Account:
     """Execute a program; an AssertionError says what it gets wrong. Counts what is live at every operation."""
-    machine = _Machine(graph, program, around)
+    machine = Machine(graph, program, around)
     machine.forward()
     machine.backward()
     return machine.account
@@ -71,23 +71,23 @@ def check(
     return prediction
 
 
-class _Machine:
+class Machine:
     def __init__(self, graph: StepGraph, program: Program, around: Surroundings) -> None:
         self.graph, self.program, self.around = graph, program, around
         self.account = Account()
         self.symbols: dict[object, int] = {}
         self.plain = self.plain_symbols()
-        self.names: dict[int, _Tensor] = {}
-        self.elsewhere: list[_Tensor] = []  # held by somebody outside the program
-        self.untouchable: list[_Tensor] = []  # must be intact at the end
+        self.names: dict[int, Tensor] = {}
+        self.elsewhere: list[Tensor] = []  # held by somebody outside the program
+        self.untouchable: list[Tensor] = []  # must be intact at the end
         self.states: dict[int, int] = {}
         self.draws = 0
         self.effects: list[int] = []
-        self.gradients: dict[int, _Tensor] = {}
+        self.gradients: dict[int, Tensor] = {}
         self.awaited = dict(around.late)  # counted as resident, though not there yet
         self.host: dict[int, int] = {}  # values on the host: their symbols
-        self.leaving: dict[int, _Tensor] = {}  # being copied to the host: must stay as they are
-        self.coming: dict[int, _Tensor] = {}  # have memory on the device, and nothing in it yet
+        self.leaving: dict[int, Tensor] = {}  # being copied to the host: must stay as they are
+        self.coming: dict[int, Tensor] = {}  # have memory on the device, and nothing in it yet
 
     def symbol(self, *what: object) -> int:
         return self.symbols.setdefault(what, len(self.symbols))
@@ -104,7 +104,7 @@ class _Machine:
 
     def forward(self) -> None:
         graph, program = self.graph, self.program
-        together: dict[int, _Storage] = {}
+        together: dict[int, Storage] = {}
         for op in graph.inputs:
             self.names[op] = self.outside(op, together)
         for run in program.forward:
@@ -138,12 +138,12 @@ class _Machine:
         for op in program.saved:
             if op in graph.overwritten:
                 size = graph.overwritten[op]
-                self.names[op] = _Tensor(forward[op].symbol, {-1 - op: (_Storage(size), 1)})
+                self.names[op] = Tensor(forward[op].symbol, {-1 - op: (Storage(size), 1)})
         self.account.saved_bytes = self.live_bytes()
         for op in graph.overwritten:
             for storage, _ in forward[op].lies_in.values():
                 storage.written += 1
-        together: dict[int, _Storage] = {}
+        together: dict[int, Storage] = {}
         arriving = {op: self.outside(op, together) for op in graph.arriving}
         self.names |= arriving
         self.untouchable = [*self.names.values(), *self.elsewhere]
@@ -192,7 +192,7 @@ class _Machine:
         if not run.again and entry.reads != entry.rerun_reads:
             self.effects.append(op)
         symbol = self.symbol(op, drawn, *(self.names[read].symbol for read in entry.rerun_reads))
-        lies_in: dict[int, tuple[_Storage, int]] = {}
+        lies_in: dict[int, tuple[Storage, int]] = {}
         for read in reads:
             for number, (storage, then) in self.names[read].lies_in.items():
                 if number in entry.shares:
@@ -206,7 +206,7 @@ class _Machine:
             ((storage, then),) = self.names[run.viewed_in].lies_in.values()
             lies_in[number] = storage, then
         elif run.reuses is None:
-            lies_in |= {number: (_Storage(size), 1) for number, size in entry.makes}
+            lies_in |= {number: (Storage(size), 1) for number, size in entry.makes}
         else:
             assert run.reuses in entry.reusable
             ((number, size),) = entry.makes
@@ -216,7 +216,7 @@ class _Machine:
             lies_in[number] = storage, storage.written
         assert op not in self.names, f"{op} runs again while its value is still there"
         assert op not in self.coming, f"{op} runs again while its value is on its way"
-        self.names[op] = _Tensor(symbol, lies_in)
+        self.names[op] = Tensor(symbol, lies_in)
         for i in run.accumulates:
             assert i not in self.gradients, f"{i} gets its gradient twice"
             self.gradients[i] = self.names[op]
@@ -262,7 +262,7 @@ class _Machine:
             assert value not in self.coming
             assert value not in self.leaving
             sizes = ((number, self.graph.storage_bytes[number]) for number in self.graph.ops[value].storages)
-            self.coming[value] = _Tensor(self.host[value], {number: (_Storage(size), 1) for number, size in sizes})
+            self.coming[value] = Tensor(self.host[value], {number: (Storage(size), 1) for number, size in sizes})
             if not move.keeps:
                 del self.host[value]
         else:
@@ -279,11 +279,11 @@ class _Machine:
         }
         return sum(live.values()) + len(self.states) * self.around.state_bytes
 
-    def outside(self, op: int, together: dict[int, _Storage]) -> _Tensor:
+    def outside(self, op: int, together: dict[int, Storage]) -> Tensor:
         """A value that comes from outside; those that come together may share storages."""
         for number, size in self.graph.ops[op].makes:
-            together.setdefault(number, _Storage(size))
-        return _Tensor(self.plain[op], {number: (together[number], 1) for number, _ in self.graph.ops[op].makes})
+            together.setdefault(number, Storage(size))
+        return Tensor(self.plain[op], {number: (together[number], 1) for number, _ in self.graph.ops[op].makes})
 
     def reads(self, run: Run) -> tuple[int, ...]:
         entry = self.graph.ops[run.op]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from random import Random
 
+from elbowroom.errors import InvalidSchedule
 from elbowroom.problem import Chain, Platform, Stage
+from elbowroom.schedule import Discard, Forward, Offload, Prefetch, Schedule, Simulation, simulate
 from problems import random_chain
 
 
@@ -47,3 +50,26 @@ def two_partition(numbers: list[int]) -> tuple[Chain, Platform, int]:
     saved = [*numbers[1:], 0]
     stages = [*(stage(0, size) for size in saved), stage(1, 0), stage(0, half), stage(0, 0)]
     return Chain(numbers[0], 0, tuple(stages)), Platform(bandwidth=half), 2 * half
+
+
+def scrambled(rng: Random, chain: Chain, schedule: Schedule, platform: Platform) -> Simulation:
+    """A schedule with moves, discards and reruns put in at random places, as the referee ran it, in as little memory
+    as it runs in. The last stage runs once."""
+    for _ in range(30):
+        tried, at, what = list(schedule), rng.randint(1, len(chain)), rng.choice(["all", "input"])
+        first, second = sorted(rng.randint(0, len(tried)) for _ in range(2))
+        if rng.random() < 0.1 and at < len(chain):
+            tried.insert(second, Discard(at, what))
+            tried.insert(first, Forward(at, rng.choice(["all", "input", "nothing"])))
+        else:
+            start = rng.choice([None, second + rng.randint(2, 4)])
+            tried.insert(second, Prefetch(at, what, rng.random() < 0.3, start))
+            tried.insert(first, Offload(at, what))
+        with suppress(InvalidSchedule):
+            simulate(chain, tried, platform=platform)
+            schedule = tried
+    found = simulate(chain, schedule, platform=platform)
+    with suppress(InvalidSchedule):
+        while True:
+            found = simulate(chain, schedule, budget=found.peak_bytes - 1, platform=platform)
+    return found

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from elbowroom import solve
-from elbowroom.execute.by_stages.measuring import _observe, fuse_stages, measure_stages, stages_of
+from elbowroom.execute.by_stages.measuring import fuse_stages, measure_stages, observe, stages_of
 from elbowroom.execute.by_stages.runner import ChainRunner
 from elbowroom.schedule import Backward, Forward
 
@@ -213,5 +213,5 @@ def step_bytes(run, model, value):
     step(None)
     for leaf in leaves:
         leaf.grad = None
-    _, [level] = _observe(CPU, step)
+    _, [level] = observe(CPU, step)
     return level.peak + sum(leaf.untyped_storage().nbytes() for leaf in leaves)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elbowroom.errors import InputError
-from elbowroom.units import MAX_BYTES, format_bytes, format_seconds, parse_bytes
+from elbowroom.units import MAX_BYTES, format_bytes, format_rate, format_seconds, parse_bytes, parse_rate
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,19 @@ def test_formatting():
     assert format_bytes(1023) == "1023 B"
     assert format_seconds(0.0123) == "12.3 ms"
     assert format_seconds(2.5e-9) == "2.5 ns"
+    assert format_rate(12e9) == "12 GB/s"
+    assert format_rate(999e3) == "999 KB/s"
+    assert format_rate(1) == "1 B/s"
+
+
+@given(st.floats(1e3, 1e12))
+def test_rates_that_are_printed_can_be_given(rate):
+    assert parse_rate(format_rate(rate)) == pytest.approx(rate, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "bad", ["12GB", "12GB/h", "fast", "", "/s", "0", 0, -1, True, None, float("inf"), "90%/s", "-1GB/s"]
+)
+def test_rates_that_make_no_sense_are_refused(bad):
+    with pytest.raises(InputError, match=r"^link: must be bytes per second such as '12GB/s', not "):
+        parse_rate(bad)

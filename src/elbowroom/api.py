@@ -45,6 +45,11 @@ def fit(model: nn.Module, *example: Any, budget: int | str, verify: bool = False
     compiled and measured for a budget; with `cuda_graphs` they are replayed as such where that is faster, which
     holds their memory between steps. Steps are planned to begin without gradients, as after `zero_grad()`; the first
     that begins with some is planned again, to keep them. `accumulates` plans for that at once.
+
+    `offload` lets values wait in the host's memory for the backward: "never"; "auto", on a GPU and where that is
+    predicted to be faster than computing them again; or "always", wherever the budget does not hold everything. They
+    take at most `host_budget` bytes there ("32GiB", or "25%" of what is free), by default half of what is free.
+    `link` is how fast values move ("12GB/s"), by default as measured.
     """
     session = _session(model, example, Options.of(budget, wishes), trains=True)
     if example and verify:

@@ -73,5 +73,13 @@ class OverBudget(ElbowroomError):
     """A step took more than its budget, as the allocator told afterwards, and `strict=True` forbids that."""
 
 
+class HostMemoryRefused(ElbowroomError):
+    """The system does not give the memory on the host that values would move to."""
+
+
+class CopyFailed(ElbowroomError):
+    """A copy of a value to the host, or back from there, failed in the middle of a step."""
+
+
 class Mismatch(ElbowroomError):
     """The planned step did not compute what plain execution computes. The message names the first difference."""

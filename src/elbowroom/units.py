@@ -44,6 +44,22 @@ def parse_bytes(amount: int | str, *, field: str = "budget", device_bytes: int |
     return amount
 
 
+def parse_rate(rate: float | str, *, field: str = "link") -> float:
+    """Bytes per second from `12e9` or `"12GB/s"`."""
+    nonsense = InputError(field, f"must be bytes per second such as '12GB/s', not {rate!r:.40}")
+    if isinstance(rate, str):
+        amount, slash, unit = rate.partition("/")
+        if not slash or unit.strip() != "s":
+            raise nonsense
+        try:
+            rate = float(parse_bytes(amount, field=field))
+        except InputError:
+            raise nonsense from None
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 1 <= rate < math.inf:
+        raise nonsense
+    return float(rate)
+
+
 def _parse_text(text: str, field: str, device_bytes: int | None) -> int:
     match = _AMOUNT.fullmatch(text) if len(text) < 64 else None
     if match is None:
@@ -73,6 +89,14 @@ def format_bytes(count: float) -> str:
         value, unit = value / 1024, larger
     text = f"{value:.0f}" if unit == "B" or abs(value) >= 1000 else f"{value:.3g}"
     return f"{text} {unit}"
+
+
+def format_rate(rate: float) -> str:
+    """`12e9` → `'12 GB/s'`: bytes per second in the decimal units in which links are sold."""
+    for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
+        if rate >= scale:
+            return f"{rate / scale:.3g} {unit}/s"
+    return f"{rate:.3g} B/s"
 
 
 def format_seconds(seconds: float) -> str:

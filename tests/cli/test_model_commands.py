@@ -255,7 +255,7 @@ def test_verify_finds_a_step_that_differs_or_takes_too_much(elbowroom, monkeypat
         raise Mismatch("the planned step differs from plain execution: the gradient of 0.up.weight")
 
     monkeypatch.setattr(checking, "verify_step", differs)
-    monkeypatch.setattr(checking, "measured_peak", lambda *_: 2**20)
+    monkeypatch.setattr(checking, "measured_step", lambda *_: checking.Taken(2**20, 0))
     status, out, _ = elbowroom("verify", BUILD, "--budget", TIGHT, *FAST, "--json")
     answer = json.loads(out)
     assert status == 1
@@ -303,6 +303,13 @@ def test_bad_factories_get_one_line_and_status_two(elbowroom, factory, culprit):
 @pytest.mark.parametrize(
     ("arguments", "culprit"),
     [
+        (("plan", BUILD, "--budget", TIGHT, "--offload", "sometimes"), "offload: must be never, auto or always"),
+        (("explain", BUILD, "--budget", TIGHT, "--host-budget", "much"), "host_budget:"),
+        (("sweep", BUILD, "--link", "fast"), "link: must be bytes per second such as '12GB/s'"),
+        (("verify", BUILD, "--budget", TIGHT, "--link", "12GB"), "link: must be bytes per second"),
+        (("plan", "nowhere_to_be_found:build", "--budget", TIGHT, "--link", "0B/s"), "link:"),
+        (("explain", "plan.json", "--offload", "always"), "offload: a saved plan moves what it moves"),
+        (("explain", "plan.json", "--link", "1GB/s"), "offload: a saved plan moves what it moves"),
         (("plan",), "FACTORY"),
         (("plan", BUILD), "--budget"),
         (("plan", BUILD, "--budget", "lots"), "budget:"),

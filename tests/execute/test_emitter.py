@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from elbowroom.errors import ElbowroomError  # noqa: E402
 from elbowroom.execute.emitter import copied_gradients, emit, emit_outputs_only  # noqa: E402
 from elbowroom.step.operations import Await, Offload, Prefetch, Release  # noqa: E402
 from elbowroom.step.program import forward_only, make_program  # noqa: E402
@@ -165,16 +164,20 @@ def test_a_look_changes_no_input():
     assert any(torch.equal(output, expected[0]) for output in outputs)
 
 
-@pytest.mark.parametrize(
-    ("move", "name"), [(Offload, "offload"), (Release, "release"), (Prefetch, "prefetch"), (Await, "await")]
-)
-def test_what_moves_values_cannot_be_emitted_yet(move, name):
-    subject = Subject(Counts(), torch.randn(16, 8))
+def test_every_move_is_a_line_that_names_the_value():
+    subject = Subject(Drops(), torch.randn(16, 8))
     program = make_program(subject.graph, subject.graph.backward)
-    value = program.saved[-1]
-    moving = replace(program, backward=(move(value), *program.backward))
-    with pytest.raises(ElbowroomError, match=f"PyTorch's kernels cannot {name} values yet: value {value}"):
-        emit(subject.captured, moving)
+    value = next(op for op in program.saved if op in subject.graph.forward)
+    name = subject.graph.ops[value].name
+    away, back = (Offload(value), Release(value)), (Prefetch(value), Await(value))
+    moved = replace(program, forward=(*program.forward, *away), backward=(*back, *program.backward))
+    source = emit(subject.captured, replace(moved, saved=tuple(op for op in program.saved if op != value))).source
+    forward, backward = source.split("\n\ndef backward")
+    assert f"    host.offload({value}, {name})\n    host.release({value}); {name} = None\n    return" in forward
+    assert f"    {name} = host.prefetch({value})\n    host.arrive({value})\n" in backward
+    assert forward.splitlines()[1].endswith("host, = arguments")
+    assert backward.splitlines()[1].endswith("host, = arguments")
+    assert "host" not in emit(subject.captured, program).source
 
 
 class Shares(nn.Module):

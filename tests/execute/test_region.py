@@ -14,7 +14,8 @@ from torch import nn  # noqa: E402
 
 import elbowroom  # noqa: E402
 from elbowroom.errors import ElbowroomError  # noqa: E402
-from elbowroom.execute.region import Build, _as_number, _numbers_as_tensors, makes_gradients  # noqa: E402
+from elbowroom.execute.region import Build, makes_gradients  # noqa: E402
+from elbowroom.execute.saved_numbers import as_number, numbers_as_tensors  # noqa: E402
 from elbowroom.measure.measured import Measured  # noqa: E402
 from elbowroom.step.program import make_program  # noqa: E402
 from elbowroom.step.referee import Surroundings  # noqa: E402
@@ -206,8 +207,8 @@ def test_a_look_at_the_model_that_runs_out_of_memory_is_no_reason_to_give_up(mon
 def test_numbers_go_to_the_backward_as_tensors_that_are_no_views_and_come_out_the_same():
     """AOT autograd detaches what is a view, and refuses to do that to a class of ours when a graph first runs."""
     numbers = [3, -5, 2**70, 0.1, 0.1j, True, torch.ones(2)]
-    packed = _numbers_as_tensors([7, *numbers], 1)
+    packed = numbers_as_tensors([7, *numbers], 1)
     assert packed[0] == 7
     assert all(isinstance(value, torch.Tensor) and not value._is_view() for value in packed[1:])
-    assert [_as_number(value) for value in packed[1:-1]] == numbers[:-1]
+    assert [as_number(value) for value in packed[1:-1]] == numbers[:-1]
     assert packed[-1] is numbers[-1]

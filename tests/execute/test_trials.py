@@ -346,6 +346,9 @@ class Planner:
 
 
 class Region:
+    def __init__(self) -> None:
+        self.launched = {}
+
     def release(self) -> None:
         pass
 

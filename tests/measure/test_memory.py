@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from elbowroom.errors import ElbowroomError, InputError  # noqa: E402
+from elbowroom.measure.host_memory import HostPiece, held_bytes  # noqa: E402
 from elbowroom.measure.memory import live_bytes, measure  # noqa: E402
 
 KIB = 256  # float32 elements in 1024 bytes
@@ -52,6 +53,25 @@ def test_a_chain_of_tensors():
     assert (m.device, m.start_bytes, m.peak_bytes, m.end_bytes) == ("cpu", 0, 3 * 1024, 2 * 1024)
     assert m.reserved_bytes is None
     assert m.end_bytes == live_bytes([c])
+
+
+def test_what_is_on_the_host_for_values_that_move():
+    """The most of it: what was there before, and what comes and goes within the block."""
+    with measure("cpu") as m:
+        pass
+    assert m.host_bytes == m.to_json()["host_bytes"] == held_bytes()
+    before = m.host_bytes
+    cpu = torch.device("cpu")
+    kept = HostPiece(3000, cpu)
+    with measure("cpu", timeline=False) as m:
+        one = HostPiece(2000, cpu)
+        del one
+        other = HostPiece(1000, cpu)
+    assert m.host_bytes == before + 5000
+    del kept, other
+    with measure("cpu", timeline=False) as m:
+        pass
+    assert m.host_bytes == before
 
 
 def test_views_and_in_place_operations_take_nothing():

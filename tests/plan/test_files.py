@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,11 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elbowroom.errors import InputError
+from elbowroom.plan.moved import MovedValue, MoveSpan, Traffic
 from elbowroom.plan.plan import Plan
 from elbowroom.plan.planner import Planner
-from elbowroom.plan.regions import Order, region_plan
+from elbowroom.plan.regions import Order, RegionPlan, region_plan
+from elbowroom.problem import Platform
 from elbowroom.step.operations import Await, Offload, Prefetch, Release, operations_from_json
 from elbowroom.step.program import make_program
+from elbowroom.step.referee import predict
 from moving import moving
 from stepgraphs import graphs, orders, surroundings
 
@@ -26,15 +30,34 @@ def plans(draw) -> Plan:
     planned = planner.everything
     if draw(st.booleans()):
         planned = replace(planned, measured_peak_bytes=draw(st.integers(0, 99)), recorded=draw(st.booleans()))
-    region = region_plan(planner, planned, "a fingerprint")
+    platform = None
     if draw(st.booleans()):
-        region = replace(region, program=draw(moving(graph, make_program(graph, draw(orders(graph))))))
-    return Plan(10**6, {"parameters": 3, "gradients": 3}, (region,), {"device": "cpu"}, "float32[2]", ("a note",))
+        program = draw(moving(graph, make_program(graph, draw(orders(graph)))))
+        platform = draw(st.sampled_from((Platform(2), Platform(to_host=0.5, seconds_per_copy=1, host_bytes=10**6))))
+        prediction = predict(graph, program, planner.around, platform)
+        planned = replace(planned, program=program, prediction=prediction, platform=platform)
+    region = region_plan(planner, planned, "a fingerprint")
+    resident, notes = {"parameters": 3, "gradients": 3}, ("a note",)
+    return Plan(10**6, resident, (region,), {"device": "cpu"}, "float32[2]", notes, platform=platform)
 
 
 @given(plans())
 def test_what_is_written_is_read_back(plan):
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+@given(plans())
+def test_a_file_of_before_plans_told_what_moves_still_loads(plan):
+    data = json.loads(json.dumps(plan.to_json()))
+    for name in ("link", "host_budget_bytes", "host_bytes", "moved_bytes", "copying_s", "waits_s"):
+        del data[name]
+    for region in data["regions"]:
+        del region["traffic"]
+        for module in region["modules"]:
+            del module["moved_bytes"]
+    old = Plan.from_json(data)
+    assert (old.platform, old.host_bytes, old.moved_bytes("to host")) == (None, 0, 0)
+    assert old.regions[0].program == plan.regions[0].program
 
 
 @given(plans())
@@ -65,6 +88,7 @@ def first_format(plan: Plan) -> dict:
 
 NEW_FIELDS = {
     "program", "predicted_peak_bytes", "measured_peak_bytes", "recorded", "forward_levels", "backward_levels",
+    "traffic",
 }  # fmt: skip
 
 
@@ -97,6 +121,63 @@ def test_what_is_wrong_is_named(data, said):
     with pytest.raises(InputError) as refusal:
         Plan.from_json(data)
     assert str(refusal.value).startswith(said)
+
+
+def moving_plan() -> dict:
+    """A plan in which one value moves, as a file says it."""
+    traffic = Traffic(
+        8,
+        2.0,
+        0.5,
+        (1,),
+        (MovedValue(0, "a", 8),),
+        (MoveSpan("to host", 0, 8, 1, 1), MoveSpan("from host", 0, 8, 2, 2)),
+    )
+    region = RegionPlan("", "made up", None, 9, 1, 3.5, 9, 9, 3.0, (8, 9), (1,), (), traffic=traffic)
+    plan = Plan(10**6, {}, (region,), {"device": "cpu"}, "", platform=Platform(to_host=4.0, host_bytes=100))
+    return json.loads(json.dumps(plan.to_json()))
+
+
+DAMAGED = [
+    ("link", 3),
+    ("link.to_host", "fast"),
+    ("link.to_host", -1),
+    ("link.to_host", 0),
+    ("link.duplex", True),
+    ("link.seconds_per_copy", float("nan")),
+    ("link.speed", 3),
+    ("host_budget_bytes", -1),
+    ("host_budget_bytes", 0.5),
+    ("regions[0].traffic", []),
+    ("regions[0].traffic.host_bytes", -8),
+    ("regions[0].traffic.copying_s", None),
+    ("regions[0].traffic.waits_s", float("inf")),
+    ("regions[0].traffic.waits_at", 1),
+    ("regions[0].traffic.waits_at[0]", 3),
+    ("regions[0].traffic.values", {}),
+    ("regions[0].traffic.values[0]", 7),
+    ("regions[0].traffic.values[0].module", None),
+    ("regions[0].traffic.values[0].bytes", 2**70),
+    ("regions[0].traffic.transfers[0].direction", "up"),
+    ("regions[0].traffic.transfers[1].begins", -1),
+    ("regions[0].traffic.transfers[1].ends", 3),
+    ("regions[0].traffic.transfers[1].ends", 1),
+    ("regions[0].traffic.transfers[1].value", "0"),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), DAMAGED)
+def test_what_is_wrong_with_moves_is_named(field, value):
+    data = moving_plan()
+    assert json.loads(json.dumps(Plan.from_json(data).to_json())) == data
+    *path, last = re.findall(r"\w+", field)
+    place = data
+    for key in path:
+        place = place[int(key) if key.isdecimal() else key]
+    place[int(last) if last.isdecimal() else last] = value
+    with pytest.raises(InputError) as refusal:
+        Plan.from_json(data)
+    assert refusal.value.field == f"plan.{field}"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "\x00"])

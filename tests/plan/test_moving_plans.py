@@ -130,6 +130,31 @@ def test_with_a_link_a_step_fits_where_it_did_not():
     check(graph, plan.program, platform=Platform(bandwidth=4.0))
 
 
+def test_the_least_program_moves_what_it_saves_where_that_takes_less():
+    graph = layers(12)
+    platform = Platform(bandwidth=4.0)
+    planner = Planner(graph, Surroundings(), platform=platform)
+    least = planner.least
+    assert least.program.moves
+    assert least.prediction.peak_bytes < Planner(graph, Surroundings()).least.prediction.peak_bytes
+    check(graph, least.program, platform=platform)
+    found = planner.best(least.prediction.peak_bytes)
+    assert found is not None
+    assert found.prediction.peak_bytes <= least.prediction.peak_bytes
+    full = Planner(graph, Surroundings(), platform=Platform(bandwidth=4.0, host_bytes=0))
+    assert not full.least.program.moves
+
+
+def test_moves_that_are_preferred_are_planned_where_computing_again_is_faster():
+    graph = layers(8)
+    slow = Platform(bandwidth=1e-3)
+    room = Planner(graph, Surroundings()).everything.prediction.peak_bytes * 3 // 4
+    assert not Planner(graph, Surroundings(), platform=slow).best(room).program.moves
+    preferred = Planner(graph, Surroundings(), platform=slow, prefers_moves=True).best(room)
+    assert preferred.program.moves
+    assert preferred.prediction.peak_bytes <= room
+
+
 def test_a_recording_is_planned_without_moves():
     graph = layers(8)
     planner = Planner(graph, Surroundings(), platform=Platform(bandwidth=4.0))
@@ -153,10 +178,10 @@ def test_a_graph_without_a_backward_moves_nothing():
 
 
 def test_a_plan_that_moves_is_kept_in_a_file_as_it_is():
-    """With the time that it takes with its waiting; whoever runs it says that it cannot."""
+    """With the time that it takes with its waiting."""
     graph = layers(12)
     planner = Planner(graph, Surroundings(), platform=Platform(bandwidth=0.25))
-    plan = planner.best(planner.least.prediction.peak_bytes - 1)
+    plan = planner.best(Planner(graph, Surroundings()).least.prediction.peak_bytes - 1)
     assert plan.waits_s > 0
     region = region_plan(planner, plan, "x")
     assert region.time_s == plan.time_s > plan.prediction.time_s

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from elbowroom.plan.planner import Planner
-from elbowroom.plan.words import method_in_words, reason_in_words, sizes_in_words
+from elbowroom.plan.words import copying_in_words, link_in_words, method_in_words, reason_in_words, sizes_in_words
+from elbowroom.problem import Platform
 
 # Words of the planner's that mean nothing to somebody who reads a table.
 JARGON = re.compile(
@@ -92,6 +93,35 @@ def test_nothing_that_a_planner_says_is_left_as_jargon():
     assert sum(bool(JARGON.search(plan.method + plan.why)) for plan in plans) > 2
     for plan in plans:
         assert not JARGON.search(method_in_words(plan.method) + reason_in_words(plan.why)), (plan.method, plan.why)
+
+
+@pytest.mark.parametrize(
+    ("link", "words"),
+    [
+        (Platform(to_host=12e9, from_host=10.5e9), "12 GB/s to the host, 10.5 GB/s back"),
+        (Platform(bandwidth=5e6), "5 MB/s to the host, 5 MB/s back, one copy at a time"),
+        (
+            Platform(to_host=55e9, from_host=54e9, duplex=51e9, seconds_per_copy=1e-5),
+            "55 GB/s to the host, 54 GB/s back, 51 GB/s each way while both are busy, 10 µs before each copy",
+        ),
+        (Platform(), "none"),
+    ],
+)
+def test_links(link, words):
+    assert link_in_words(link) == words
+
+
+@pytest.mark.parametrize(
+    ("copying_s", "waits_s", "words"),
+    [
+        (0.004, 0.0, "4 ms, all of it beside computing"),
+        (0.004, 0.001, "4 ms, 75% of it beside computing, which waits for 1 ms"),
+        (0.004, 0.004, "4 ms, 0% of it beside computing, which waits for 4 ms"),
+        (0.0, 0.0, "0 ns, all of it beside computing"),
+    ],
+)
+def test_how_much_copying_hides(copying_s, waits_s, words):
+    assert copying_in_words(copying_s, waits_s) == words
 
 
 def test_what_is_resident():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,8 +13,9 @@ from torch import nn  # noqa: E402
 
 from elbowroom.plan.plan import Plan  # noqa: E402
 from elbowroom.plan.regions import ModulePlan, RegionPlan  # noqa: E402
-from elbowroom.plan.words import method_in_words, reason_in_words  # noqa: E402
+from elbowroom.plan.words import copying_in_words, method_in_words, reason_in_words  # noqa: E402
 from elbowroom.report.plan_table import MOST_ROWS, module_rows, unnamed_bytes  # noqa: E402
+from elbowroom.report.session_report import session_text  # noqa: E402
 from elbowroom.units import format_bytes, format_seconds  # noqa: E402
 
 
@@ -56,17 +58,25 @@ def plans(tmp_path_factory):
         session = fit(model, *batch, budget=2**40, optimizer=optimizer, times="estimate").elbowroom
         plain = session.prepare(batch, {}).plan
         session.set_budget(plain.resident_bytes + (plain.peak_bytes - plain.resident_bytes) * 2 // 3)
-        return {"plain": plain, "tight": session.prepare(batch, {}).plan}
+        tight = session.prepare(batch, {}).plan
+        link = {"offload": "always", "link": "1MB/s", "host_budget": "64MiB"}
+        session = fit(
+            model, *batch, budget=tight.budget_bytes, optimizer=optimizer, times="estimate", **link
+        ).elbowroom
+        return {"plain": plain, "tight": tight, "moving": session.prepare(batch, {}).plan}
 
 
-@pytest.mark.parametrize("which", ["plain", "tight"])
+@pytest.mark.parametrize("which", ["plain", "tight", "moving"])
 @pytest.mark.parametrize("depth", [None, 1, 2, 3, 9])
 def test_rows_add_up_to_the_plan(plans, which, depth):
     plan = plans[which]
     rows = module_rows(plan, depth)
     saved = sum(row.saved_bytes for row in rows) + unnamed_bytes(plan)
     assert saved == sum(region.saved_bytes for region in plan.regions)
-    assert sum(row.rerun_time_s for row in rows) == pytest.approx(plan.time_s - plan.plain_time_s, abs=1e-12)
+    extra = plan.time_s - plan.plain_time_s - plan.waits_s
+    assert sum(row.rerun_time_s for row in rows) == pytest.approx(extra, abs=1e-12)
+    assert sum(row.moved_bytes for row in rows) == plan.moved_bytes("to host")
+    assert bool(plan.moved_bytes("to host")) == (which == "moving")
     forward = sum(module.forward_time_s for region in plan.regions for module in region.modules)
     assert sum(row.forward_time_s for row in rows) == pytest.approx(forward)
     assert unnamed_bytes(plan) >= 0
@@ -96,6 +106,46 @@ def test_the_text_says_what_the_plan_says(plans):
     assert cells[-1] == format_seconds(plan.time_s - plan.plain_time_s)
 
 
+def test_the_text_says_what_moves(plans):
+    plan = plans["moving"]
+    text = plan.table()
+    head, _, table = text.partition("\n\n")
+    rows = {name: rest.strip() for name, _, rest in (line.partition("  ") for line in head.splitlines())}
+    assert rows["moved"].startswith(f"{format_bytes(plan.moved_bytes('to host'))} to the host and back, ")
+    assert rows["on the host"] == f"{format_bytes(plan.host_bytes)} ({plan.host_bytes}) of 64 MiB (67108864)"
+    assert rows["copying"] == copying_in_words(plan.copying_s, plan.waits_s)
+    assert rows["link"] == "1 MB/s to the host, 1 MB/s back"
+    assert f"waiting for the link {format_seconds(plan.waits_s)}" in head
+    assert any("Without a GPU values are copied at once" in note for note in plan.notes)
+    assert "moved" in table.splitlines()[0]
+    assert format_bytes(plan.moved_bytes("to host")) in table.splitlines()[-1]
+    still = plans["tight"].table()
+    for word in ("moved", "on the host", "copying", "waiting for the link"):
+        assert word not in still
+
+
+def test_the_report_of_a_session_says_what_is_on_the_host(plans):
+    for which, plan in plans.items():
+        verdict = session_text(SimpleNamespace(plan=plan, model=Model(), said=())).splitlines()[0]
+        assert verdict.endswith(f", {format_bytes(plan.host_bytes)} on the host") == (which == "moving")
+
+
+def test_the_picture_has_lanes_where_values_move(plans):
+    names = (" computing │", "   to host │", " from host │")
+    for which, plan in plans.items():
+        rows = [row for row in plan.picture(width=40).splitlines() if row.startswith(names)]
+        assert len(rows) == (3 if which == "moving" else 0)
+        assert all(row.strip("█▓▒░ ") for row in rows)
+        assert all(set(row[12:]) & set("█▓▒░") for row in rows)
+
+
+def test_modules_that_move_differently_are_not_one_row():
+    plan = made_up(("h.0", 8, 1.0), ("h.1", 8, 1.0), ("h.2", 8, 1.0))
+    modules = plan.regions[0].modules
+    moved = (modules[0], replace(modules[1], moved_bytes=4), modules[2])
+    assert labels(replace(plan, regions=(replace(plan.regions[0], modules=moved),))) == [("h.0,2", 2), ("h.1", 1)]
+
+
 def test_blocks_alike_are_one_row(plans):
     rows = {row.label: row for row in module_rows(plans["plain"], 2)}
     assert list(rows) == ["h.0–4", "head", "(the model)"]
@@ -115,7 +165,7 @@ def test_the_picture_reaches_the_predicted_peak(plans):
     for plan in plans.values():
         line, (region,) = plan.timeline, plan.regions
         assert line.peak_bytes == plan.peak_bytes
-        assert len(line.spans) == len(region.forward_levels) + len(region.backward_levels)
+        assert len(line.computing) == len(region.forward_levels) + len(region.backward_levels)
         peak = f"peak {format_bytes(plan.peak_bytes)} of {format_bytes(plan.budget_bytes)}"
         assert plan.picture(width=40).splitlines()[-1].endswith(peak)
 

@@ -106,6 +106,16 @@ def test_time_lines_hold_transfers_beside_computing():
     assert all(a.start <= b.start for a, b in pairwise(result.timeline.spans))
 
 
+@pytest.mark.parametrize("rate", [0.3, 8.0])
+@pytest.mark.parametrize("room", [0, 100])
+def test_time_lines_tell_waiting_from_computing(rate, room):
+    free = simulate(CHAIN, moving(2, 3), platform=Platform(1e9))
+    result = simulate(CHAIN, moving(2, 3), platform=Platform(rate), budget=free.peak_bytes + room)
+    waited = sum(span.end - span.start for span in result.timeline.computing if span.waits)
+    assert waited == pytest.approx(result.stall_time)
+    assert (waited > 0) == (rate < 8.0)
+
+
 def test_what_is_on_the_host_is_counted_from_the_start_out_to_the_end_back():
     both = simulate(CHAIN, moving(2, 3), platform=Platform(1e9))
     assert both.host_peak_bytes == 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -13,6 +14,9 @@ from torch._dynamo.exc import BackendCompilerFailed  # noqa: E402
 
 import elbowroom  # noqa: E402
 from elbowroom.errors import InputError  # noqa: E402
+from elbowroom.session import compile_backend  # noqa: E402
+from elbowroom.session.graph_group import GraphGroup  # noqa: E402
+from elbowroom.units import parse_bytes  # noqa: E402
 from fusible import gradients, needs_compiler, perceptron, set_gradients  # noqa: E402
 from trained import Net, assert_same_state, batch  # noqa: E402
 
@@ -32,6 +36,41 @@ def test_the_compile_backend():
     torch.manual_seed(3)
     reference(*batch()).backward()
     assert_same_state(reference, model)
+
+
+class InTwo(torch.nn.Module):
+    """Two graphs, with Python between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = perceptron()[0], perceptron()[0]
+
+    def forward(self, x):
+        between = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(between).square().sum()
+
+
+@pytest.mark.parametrize("host_budget", ["6KiB", "100MiB"])
+def test_values_of_several_graphs_move_within_one_host_budget(host_budget, monkeypatch):
+    groups = []
+    monkeypatch.setattr(compile_backend, "GraphGroup", lambda: groups.append(GraphGroup()) or groups[-1])
+    model, x = InTwo(), torch.randn(32, 16)
+    model(x).backward()
+    expected = gradients(model)
+    options = {"budget": "34KiB", "offload": "always", "host_budget": host_budget, "link": "1GB/s"}
+    compiled = torch.compile(model, backend="elbowroom", options=options | {"kernels": "torch", "times": "estimate"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the budget is for one of the two
+        for _ in range(3):
+            set_gradients(model, None)
+            compiled(x).backward()
+            for found, wanted in zip(gradients(model), expected, strict=True):
+                assert torch.equal(found, wanted)
+    (group,) = groups
+    held = [region.host_bytes for region in group._members]
+    assert held[0] > 0
+    assert sum(held) == group.host_room.bytes <= parse_bytes(host_budget)
 
 
 @needs_compiler

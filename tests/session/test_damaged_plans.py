@@ -32,17 +32,19 @@ class Network(nn.Module):
         return nn.functional.cross_entropy(self.layers(x), y)
 
 
-@pytest.fixture(scope="module")
-def fitted():
-    """A model under half of the memory that its step would take, with its plan as a file says it."""
+@pytest.fixture(scope="module", params=["never", "always"])
+def fitted(request):
+    """A model under half of the memory that its step would take, with its plan as a file says it, which it has
+    loaded: one that computes values again, or one that moves them."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model, batch = Network(), (torch.randn(256, 32), torch.randint(4, (256,)))
     plain = elbowroom.plan(model, *batch, budget="1GiB", kernels="torch")
     budget = plain.resident_bytes + (plain.peak_bytes - plain.resident_bytes) * 6 // 10
-    fitted = elbowroom.fit(model, *batch, budget=budget, kernels="torch")
+    plan = elbowroom.plan(model, *batch, budget=budget, kernels="torch", offload=request.param)
+    assert plan.regions[0].program.moves if request.param == "always" else plan.regions[0].program.reruns
+    fitted = elbowroom.fit(model, *batch, budget=budget, kernels="torch", plan=plan)
     entry = fitted.elbowroom.prepare(batch, {})
-    assert entry.plan.regions[0].program.reruns
     return fitted, batch, entry, json.dumps(entry.plan.to_json())
 
 
@@ -91,6 +93,7 @@ def test_damaged_files_are_refused_or_right(fitted):
         values, peak = step(model, batch)
         assert all(torch.equal(a, b) for a, b in zip(right, values, strict=True))
         assert entry.plan.start_bytes + peak <= budget
+        assert plan.host_budget_bytes is None or entry.host_bytes <= plan.host_budget_bytes
     assert all("\n" not in each and len(each) < 400 for each in said)
     assert refused > FILES / 2
     assert served > 10  # damage to what a plan only tells
@@ -109,7 +112,8 @@ def damage(text: str, rng: random.Random) -> str:
         return damaged_text(text, rng)
     data = json.loads(text)
     region = data["regions"][0]
-    where = rng.choice([data, region, *[region["program"]] * 6])
+    moves = [region["traffic"]] if region["traffic"] else []
+    where = rng.choice([data, region, *moves, *[region["program"]] * 6])
     change(where, rng)
     return json.dumps(data)
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from elbowroom.errors import ElbowroomError, InputError
 from elbowroom.units import MAX_BYTES
@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 
 FORM = "PACKAGE.MODULE:FACTORY"
 _RETURNS = "must return (model, batch), (model, batch, loss) or (model, batch, loss, optimizer)"
+
+
+class Moves(TypedDict, total=False):
+    """What the command line says of values that move to the host, as `elbowroom.fit` takes it."""
+
+    offload: str
+    host_budget: str | None
+    link: str | None
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,9 @@ class Training:
     def kwargs(self) -> Mapping[str, Any]:
         return self.batch if isinstance(self.batch, Mapping) else {}
 
-    def fit(self, budget: int | str, times: str = "measure", kernels: str = "torch") -> Handle:
+    def fit(
+        self, budget: int | str, times: str = "measure", kernels: str = "torch", **moves: Unpack[Moves]
+    ) -> Handle:
         """The model under a budget, its batch planned already."""
         from elbowroom.api import fit
         from elbowroom.session.fitted import session_of
@@ -64,6 +74,7 @@ class Training:
                 optimizer=self.optimizer,
                 times=times,
                 kernels=kernels,
+                **moves,
             )
         return session_of(fitted)
 

@@ -128,6 +128,20 @@ class Notice(partial[None]):
     autograd."""
 
 
+@contextmanager
+def unnoticed(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Inside, steps that run no program are meant to, and are not told of."""
+    taken = []
+    for parameter in parameters:
+        after: dict[int, Any] = parameter._post_accumulate_grad_hooks or {}  # type: ignore[assignment]
+        taken += [(after, number, after.pop(number)) for number in list(after) if isinstance(after[number], Notice)]
+    try:
+        yield
+    finally:
+        for after, number, notice in taken:
+            after[number] = notice
+
+
 def hooks_wait_for_gradients(tensors: Iterable[Any]) -> None:
     """Have no hook of these tensors called where no gradient reaches them, as in plain execution.
 

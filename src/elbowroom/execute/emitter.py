@@ -10,7 +10,7 @@ import keyword
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from elbowroom.capture.traced_values import tensors_of
 from elbowroom.errors import let_go_of_values
 from elbowroom.execute.accumulation import accumulator, is_on_trial
 from elbowroom.execute.drawing import draws_from
-from elbowroom.step.operations import Run, only_runs
+from elbowroom.step.operations import Move, Offload, Operation, Prefetch, Release, Run
 from elbowroom.step.program import Program, reads_of
 
 _NO_MESSAGE = "assertion error"  # what tracing writes where an assertion has none
@@ -33,7 +33,10 @@ _NO_MESSAGE = "assertion error"  # what tracing writes where an assertion has no
 
 @dataclass(frozen=True)
 class Emitted:
-    """Two functions and their source. Both take a list that they empty, and return a list."""
+    """Two functions and their source. Both take a list that they empty, and return a list.
+
+    Where the program moves values, the last entry of both lists is what moves them (`to_host/lease.py`).
+    """
 
     forward: Callable[[list[Any]], list[Any]]
     backward: Callable[[list[Any]], list[Any]]
@@ -106,9 +109,6 @@ class _Writer:
         self.captured = captured
         self.program = program
         self.without = without  # inputs that get no gradient, although one is computed
-        self._forward, self._backward = (
-            only_runs(each, "a program of PyTorch's kernels") for each in (program.forward, program.backward)
-        )
         self.ops = captured.graph.ops
         self.names = [_identifier(op.name) for op in self.ops]
         self.namespace: dict[str, Any] = {"torch": torch, "accumulator": accumulator}
@@ -116,17 +116,14 @@ class _Writer:
         self._taken = set(self.names)
         self._numbers = {node: i for i, node in enumerate(captured.nodes)}
         self._owns = _owner(captured)
+        self._host = self._free_name("host") if program.moves else ""
 
     # --- the two functions ---
 
     def forward(self, *, keep_inputs: bool = False) -> str:
         graph = self.captured.graph
         lines = ["def forward(arguments):", self._unpack([self.names[i] for i in graph.inputs])]
-        reseeded = set(self.program.reseeded)
-        module = None
-        for run in self._forward:
-            module = self._comment(lines, run, module)
-            lines.append(self._line(run, draws=run.op in reseeded))
+        lines += self._body(self.program.forward)
         outputs = []
         for op, overwritten in zip(self.captured.forward_outputs, self.captured.overwrites, strict=True):
             shown = overwritten if keep_inputs and overwritten is not None else op
@@ -139,15 +136,12 @@ class _Writer:
         arriving = [self.names[i] for i in graph.arriving]
         lines = ["def backward(arguments):", self._unpack([*self._handed(saving=False), *arriving])]
         lines.append("    accumulate, accumulate_copy = accumulator()")
-        read = {r for run in self._backward for r in reads_of(graph, run)}
+        read = {r for run in self.program.backward_runs for r in reads_of(graph, run)}
         unread = [self.names[op] for op in graph.arriving if op not in read and op not in self._returned()]
         if unread:
             lines.append(f"    {' = '.join(unread)} = None")
-        module = None
-        for run in self._backward:
-            module = self._comment(lines, run, module)
-            lines.append(self._line(run))
-        accumulated = {i for run in self._backward for i in run.accumulates}
+        lines += self._body(self.program.backward)
+        accumulated = {i for run in self.program.backward_runs for i in run.accumulates}
         outputs = []
         for i, op in enumerate(self.captured.backward_outputs):
             if i in accumulated:
@@ -159,9 +153,32 @@ class _Writer:
 
     # --- parts ---
 
+    def _body(self, operations: Sequence[Operation]) -> list[str]:
+        """One line per operation, and the modules' names between them."""
+        lines: list[str] = []
+        module = None
+        for operation in operations:
+            if isinstance(operation, Run):
+                module = self._comment(lines, operation, module)
+                draws = not operation.again and operation.op in self.program.reseeded
+                lines.append(self._line(operation, draws=draws))
+            else:
+                lines.append(self._move(operation))
+        return lines
+
+    def _move(self, move: Move) -> str:
+        name, number = self.names[move.value], move.value
+        if isinstance(move, Offload):
+            return f"    {self._host}.offload({number}, {name})"
+        if isinstance(move, Release):
+            return f"    {self._host}.release({number}); {name} = None"
+        if isinstance(move, Prefetch):
+            return f"    {name} = {self._host}.prefetch({number})"
+        return f"    {self._host}.arrive({number})"
+
     def _handed(self, *, saving: bool) -> list[str]:
         """Names of what goes from forward to backward: saved values, parameters to add to, generator states."""
-        parameters = [i for run in self._backward for i in run.accumulates]
+        parameters = [i for run in self.program.backward_runs for i in run.accumulates]
         handed = []
         for op in dict.fromkeys((*self.program.saved, *parameters)):
             name = self.names[op]
@@ -174,6 +191,8 @@ class _Writer:
         return {op for op in self.captured.backward_outputs if op is not None}
 
     def _unpack(self, names: list[str]) -> str:
+        if self._host:
+            names = [*names, self._host]
         if not names:
             return "    arguments.clear()"
         return f"    {', '.join(names)}, = arguments\n    arguments.clear()"
@@ -264,14 +283,18 @@ class _Writer:
     def _bind(self, value: Any, wish: str) -> str:
         key = id(value)
         if key not in self._bound:
-            name = base = _identifier(wish)
-            count = 1
-            while name in self.namespace or name in self._taken:
-                count += 1
-                name = f"{base}_{count}"
-            self._bound[key] = name
+            self._bound[key] = name = self._free_name(wish)
             self.namespace[name] = value
         return self._bound[key]
+
+    def _free_name(self, wish: str) -> str:
+        name = base = _identifier(wish)
+        count = 1
+        while name in self.namespace or name in self._taken:
+            count += 1
+            name = f"{base}_{count}"
+        self._taken.add(name)
+        return name
 
 
 def _check(condition: torch.Tensor, message: str) -> None:

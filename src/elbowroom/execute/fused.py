@@ -5,6 +5,8 @@ gradients, for `.grad` where there is none, or for autograd to take (return): th
 until then serves others. The other two get tensors as inputs and overwrite them, so that kernels write where
 gradients are, and nothing is held until the end: those of parameters that have some (add), or ones in a place of
 their own (write).
+
+Where the program moves values, what moves them (`to_host/lease.py`) is the last of what forward and backward take.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from elbowroom.capture.rewrites.rewrite import PART_COPY
 from elbowroom.execute.accumulation import engine_accumulates, is_autograds
 from elbowroom.execute.fused_graphs import Mode, backward_graph, forward_graph
 from elbowroom.execute.tickets import ALONE, holders
+from elbowroom.execute.to_host.lease import Lease
+from elbowroom.execute.to_host.traced_moves import in_force
 from elbowroom.execute.variants import Variants, has_numbers_that_change
 from elbowroom.step.program import Program
 
@@ -77,6 +81,7 @@ class Fused:
         self.captured = captured
         self.program = program
         self.channels_last = channels_last
+        self._clock = torch.zeros(1)
         self.fixed = captured.fixed_inputs | set(captured.graph.overwritten)  # inputs that stay where they are
         self.parameters = tuple(dict.fromkeys(i for each in program.backward_runs for i in each.accumulates))
         # Parameters go to the backward for their `.grad`, whether or not it reads their values.
@@ -89,7 +94,7 @@ class Fused:
         self._given = [places[i] for i in self.handed if i in places]
         self._order = _merging([i in places for i in self.handed])
         graph = forward_graph(captured, program, computed, channels_last)
-        inputs = [captured.nodes[i].meta["val"] for i in captured.graph.inputs]
+        inputs = self._with_clock([captured.nodes[i].meta["val"] for i in captured.graph.inputs])
         visible = range(len(captured.forward_outputs))
         aligned = [place for place, i in enumerate(captured.graph.inputs) if i in captured.graph.parameters]
         self._forward, strides = self._compile(graph, inputs, visible, aligned, is_backward=False)
@@ -105,7 +110,7 @@ class Fused:
 
     def forward(self, arguments: list[Any]) -> list[Any]:
         given = [arguments[place] for place in self._given]
-        outputs = list(self._forward(arguments))
+        outputs = self._call(self._forward, arguments, self._lease_of(arguments))
         count = len(self.captured.forward_outputs)
         given += outputs[count:]
         return outputs[:count] + [given[place] for place in self._order]
@@ -171,12 +176,33 @@ class Fused:
     ) -> list[Any]:
         if (mode, without) not in self._backwards:
             self._backwards[mode, without] = self._compile_backward(mode, without)
+        lease = self._lease_of(arguments)
         inputs = arguments[: len(self.program.saved)] + buffers + arguments[len(self.handed) :]
         arguments.clear()  # from here on the compiled program alone holds what was saved
-        outputs = list(self._backwards[mode, without](inputs))
+        outputs = self._call(self._backwards[mode, without], inputs, lease)
         if not without:
             self.has_run.add(mode)
         return outputs
+
+    def _lease_of(self, arguments: list[Any]) -> Lease | None:
+        """What moves values is the last of what a program is called with, if it moves any."""
+        return arguments.pop() if self.program.moves else None
+
+    def _call(self, compiled: Callable[[list[Any]], Any], inputs: list[Any], lease: Lease | None) -> list[Any]:
+        """The compiled graph empties the list of its inputs, and alone holds them from then on."""
+        if lease is None:
+            return list(compiled(inputs))
+        inputs.append(self._clock)
+        with in_force(lease):
+            return list(compiled(inputs))
+
+    def _with_clock(self, inputs: list[Any]) -> list[Any]:
+        """Traced inputs, and what moves write to."""
+        if not self.program.moves:
+            return inputs
+        mode = detect_fake_mode(inputs)
+        assert mode is not None
+        return [*inputs, mode.from_tensor(self._clock)]
 
     def _compile_backward(self, mode: Mode, without: frozenset[int]) -> Callable[[list[Any]], list[Any]]:
         reached = [i for i in self.parameters if i not in without]
@@ -185,7 +211,7 @@ class Fused:
             inputs[place] = _laid_out(inputs[place], self._strides.get(i))
         aligned = [place for place, i in enumerate(self.program.saved) if i in self._strides]
         visible = self.parameters if mode == "return" else ()
-        compiled, _ = self._compile(graph, inputs, visible, aligned, is_backward=True)
+        compiled, _ = self._compile(graph, self._with_clock(inputs), visible, aligned, is_backward=True)
         return compiled
 
     def _compile(

@@ -7,6 +7,7 @@ the program runs it, placed where the program runs it; a copy that still shows t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any, Literal
 
 import torch
@@ -16,8 +17,9 @@ from elbowroom.capture.images import images
 from elbowroom.capture.joint_graph import Captured
 from elbowroom.capture.operators import draws, is_fusible, reads_windows
 from elbowroom.capture.rewrites.rewrite import CHECK, PART_COPY
+from elbowroom.execute.to_host import traced_moves
 from elbowroom.step.graph import StepGraph
-from elbowroom.step.operations import Run, only_runs
+from elbowroom.step.operations import Move, Offload, Prefetch, Release, Run
 from elbowroom.step.program import Program, reads_of
 
 aten = torch.ops.aten
@@ -25,17 +27,20 @@ aten = torch.ops.aten
 Mode = Literal["add", "write", "return"]  # how a backward hands its gradients over: see `Fused`
 
 _IMAGES: dict[Any, int] = {aten.convolution.default: 1, aten.convolution_backward.default: 2}  # how many it reads
-_WHO = "a program of fused kernels"
 
 
 def forward_graph(captured: Captured, program: Program, saved: Sequence[int], channels_last: bool) -> fx.Graph:
-    """Inputs in AOT autograd's order; its outputs, then what is saved."""
+    """Inputs in AOT autograd's order, and the clock of moves if there are any; its outputs, then what is saved."""
     writer = _Graph(captured, channels_last)
     for i in captured.graph.inputs:
         writer.input(i)
     copies = {i: writer.copy_of(i) for i in saved if i in captured.graph.overwritten}
-    for run in only_runs(program.forward, _WHO):
-        writer.run(run)
+    writer.clock = writer.graph.placeholder("clock") if program.moves else None
+    for operation in program.forward:
+        if isinstance(operation, Run):
+            writer.run(operation)
+        else:
+            writer.move(operation)
     views = [i for i in saved if i not in captured.graph.inputs and captured.graph.copied_bytes(i)]
     copies.update({i: writer.copy_of(i) for i in views})
     outputs = [None if i is None else writer.values[captured.nodes[i]] for i in captured.forward_outputs]
@@ -51,7 +56,8 @@ def backward_graph(
     channels_last: bool,
     without: frozenset[int] = frozenset(),
 ) -> tuple[fx.Graph, list[Any]]:
-    """What was saved, then gradients to write to, then those that arrive; and the traced values of all these.
+    """What was saved, then gradients to write to, then those that arrive; and the traced values of all these. The
+    clock of moves comes last, without a value.
 
     Inputs in `without` get no gradient; they are not among `parameters`.
     """
@@ -66,9 +72,15 @@ def backward_graph(
         writer.input(i)
     gradients = enumerate(captured.backward_outputs)
     returned = {i: gradient for i, gradient in gradients if gradient is not None and i not in without}
-    runs = only_runs(program.backward, _WHO)
-    readers = _reader_counts(captured.graph, runs)
-    for place, run in enumerate(runs):
+    inputs = [node.meta["val"] for node in writer.graph.nodes]
+    writer.clock = writer.graph.placeholder("clock") if program.moves else None
+    readers = _reader_counts(captured.graph, program.backward_runs)
+    places = count()
+    for run in program.backward:
+        if not isinstance(run, Run):
+            writer.move(run)
+            continue
+        place = next(places)
         writer.run(run)
         if not run.accumulates:
             writer.store(run, readers[place])
@@ -88,7 +100,6 @@ def backward_graph(
         else:
             outputs.append(writer.returned.get(i) or writer.values[captured.nodes[returned[i]]])
     writer.graph.output(outputs)
-    inputs = [node.meta["val"] for node in writer.graph.nodes if node.op == "placeholder"]
     return writer.graph, inputs
 
 
@@ -116,6 +127,7 @@ class _Graph:
         self.graph = fx.Graph()
         self.values: dict[fx.Node, fx.Node] = {}  # stored values: the latest copy
         self.returned: dict[int, fx.Node] = {}
+        self.clock: fx.Node | None = None  # what moves write to
         self._inlined: dict[fx.Node, tuple[fx.Node, list[fx.Node | None]]] = {}
 
     def input(self, i: int) -> None:
@@ -143,6 +155,30 @@ class _Graph:
         if reads_windows(root):  # later readers shall not take what was stored for this one
             for node in inside:
                 self._inlined.pop(node, None)
+
+    def move(self, move: Move) -> None:
+        """A value on its way to the host or back; it has no gaps there, and images are laid out as here."""
+        root, number = self.captured.nodes[move.value], move.value
+        traced, call = root.meta["val"], self.graph.call_function
+        stride = self._stride_of(root)
+        if isinstance(move, Offload):
+            self.values[root] = self._strided(self.values[root], stride)
+            call(traced_moves.offload, (self.values[root], self.clock, number, stride))
+        elif isinstance(move, Release):
+            call(traced_moves.release, (self.values.pop(root), self.clock, number))
+        elif isinstance(move, Prefetch):
+            call(traced_moves.prefetch, (self.clock, number))
+        else:
+            form = (list(traced.size()), stride, traced.dtype, traced.device)
+            self.values[root] = call(traced_moves.arrive, (self.clock, number, *form))
+            self.values[root].meta["val"] = traced
+
+    def _stride_of(self, root: fx.Node) -> list[int]:
+        """Strides without gaps in the order of a value's own, or channels last."""
+        traced = root.meta["val"]
+        image = self.channels_last and root in self._images and traced.dim() == 4
+        order = torch.empty(traced.size(), device="meta", memory_format=torch.channels_last) if image else traced
+        return list(torch.empty_like(order, device="meta", memory_format=torch.preserve_format).stride())
 
     def store(self, run: Run, readers: int) -> None:
         """Has the compiler store an image that is planned as a value of its own, because it is read more than once.

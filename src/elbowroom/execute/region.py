@@ -22,10 +22,14 @@ from elbowroom.errors import ElbowroomError
 from elbowroom.execute.accumulation import hooks_wait_for_gradients, on_unpacked, saved_tensors_are_packed
 from elbowroom.execute.emitter import emit, emit_backward, emit_outputs_only
 from elbowroom.execute.passed_on import PassedOn
+from elbowroom.execute.saved_numbers import as_number, numbers_as_tensors
 from elbowroom.execute.tickets import Tickets
+from elbowroom.execute.to_host.host_room import HostRoom
+from elbowroom.execute.to_host.moving_program import MovingProgram
 from elbowroom.measure.measured import Measured
 from elbowroom.step.program import Program, forward_only
 from elbowroom.step.referee import Surroundings
+from elbowroom.step.slab import slab_of
 
 if TYPE_CHECKING:
     from elbowroom.execute.fused import Fused
@@ -63,7 +67,7 @@ class Looks:
     end the call if `ends` is set, or else compute outputs only; `passed_on` then knows what went in and out. At other
     times `may_run` is asked first, if there is one; a region that may not run ends the call. `begun` counts the
     regions that have begun to run. `on_backward` is called when the backward of a region begins. What `hold` answers
-    is kept with what a forward saves.
+    is kept with what a forward saves. `host_room` is where programs have values that move.
     """
 
     def __init__(self) -> None:
@@ -74,6 +78,7 @@ class Looks:
         self.on_backward: Callable[[], None] = lambda: None
         self.hold: Callable[[], Any] = lambda: None
         self.begun = 0
+        self.host_room = HostRoom()
         self._thread = 0
         self.regions: weakref.WeakSet[Region] = weakref.WeakSet()
 
@@ -142,6 +147,7 @@ class Ready:
     source: Callable[[], str]
     fused: Fused | None = None  # the compiled program behind them, if one is
     recorder: Recorder | None = None  # what replays it, if something does
+    moving: MovingProgram | None = None  # what gives it memory on the host, if values move
 
 
 class Region:
@@ -194,7 +200,7 @@ class Region:
         for number, known in enumerate(self.programs):
             if known.build.is_like(build):
                 return number
-        self.programs.append(self._fused(build) if build.measured.is_fused else _emitted(build))
+        self.programs.append(self._fused(build) if build.measured.is_fused else _emitted(build, self.looks.host_room))
         return len(self.programs) - 1
 
     def _fused(self, build: Build) -> Ready:
@@ -203,8 +209,11 @@ class Region:
         measured, program = build.measured, build.program
         fused = self._compiled(build) or Fused(measured.captured, program, measured.channels_last)
         source = partial(fused.source, build.makes)
+        backward = partial(fused.backward, makes=build.makes)
+        if program.moves:
+            assert not build.recorded  # nothing plans that
+            return _moving(build, self.looks.host_room, fused.forward, backward, source, fused)
         if not build.recorded:
-            backward = partial(fused.backward, makes=build.makes)
             return Ready(build, fused.forward, backward, lambda a, w: backward(a, without=w), source, fused)
         from elbowroom.execute.recorder import Recorder
 
@@ -225,6 +234,12 @@ class Region:
     def peak_bytes(self) -> int:
         """Of the present program, above what is resident."""
         return self.sizes.get(self.current, (0, 0))[0]
+
+    @property
+    def host_bytes(self) -> int:
+        """What a forward of the present program has on the host."""
+        moving = self.programs[self.current].moving if self.programs else None
+        return 0 if moving is None else moving.host_bytes
 
     @property
     def held_bytes(self) -> int:
@@ -255,7 +270,7 @@ class Region:
         with self.watch():
             outputs = self.programs[self.current].forward(arguments)
         if self._takes_numbers:
-            outputs = _numbers_as_tensors(outputs, len(self.traced.forward_outputs))
+            outputs = numbers_as_tensors(outputs, len(self.traced.forward_outputs))
         outputs.append(self.tickets.issue(self.runs, self.current, saved_tensors_are_packed(), held=held))
         return outputs
 
@@ -267,7 +282,7 @@ class Region:
             raise ElbowroomError("this forward ran only to look at the model; call the fitted model again")
         self.tickets.collect(run)
         if self._takes_numbers:
-            arguments[:] = [_as_number(argument) for argument in arguments]
+            arguments[:] = [as_number(argument) for argument in arguments]
         with on_unpacked() if packed else nullcontext():
             return self._run_backward(arguments, self.programs[number])
 
@@ -362,45 +377,40 @@ class Region:
         return outputs
 
 
-_WHOLE = {float: torch.float64, complex: torch.complex128}  # in which a number of Python keeps all of its bits
-
-
-class _Number(torch.Tensor):
-    """A number on its way from forward to backward: autograd saves tensors only. An integer of more than eight bytes
-    is a row of them."""
-
-
-def _numbers_as_tensors(outputs: list[Any], visible: int) -> list[Any]:
-    """What goes to the backward as tensors; what the user gets stays as it is."""
-    saved = (value if isinstance(value, torch.Tensor) else _packed(value) for value in outputs[visible:])
-    return [*outputs[:visible], *saved]
-
-
-def _packed(number: Any) -> _Number:
-    """No view: those AOT autograd detaches, which its check of a graph's first run refuses for other classes."""
-    packed: _Number = torch.Tensor._make_subclass(_Number, _as_tensor(number))
-    return packed
-
-
-def _as_tensor(number: Any) -> torch.Tensor:
-    if isinstance(number, int) and number.bit_length() > 63:
-        size = number.bit_length() // 8 + 1
-        return torch.tensor(list(number.to_bytes(size, "little", signed=True)), dtype=torch.uint8)
-    return torch.tensor(number, dtype=_WHOLE.get(type(number)))
-
-
-def _as_number(value: Any) -> Any:
-    if not isinstance(value, _Number):
-        return value
-    tensor = value.as_subclass(torch.Tensor)
-    return int.from_bytes(bytes(tensor.tolist()), "little", signed=True) if tensor.dim() else tensor.item()
-
-
-def _emitted(build: Build) -> Ready:
+def _emitted(build: Build, room: HostRoom) -> Ready:
     captured, program = build.measured.captured, build.program
     emitted = emit(captured, program)
-    backward = cache(partial(emit_backward, captured, program))
-    return Ready(build, emitted.forward, emitted.backward, lambda a, w: backward(w)(a), lambda: emitted.source)
+    backward_for = cache(partial(emit_backward, captured, program))
+
+    def backward(arguments: list[Any], without: frozenset[int] = frozenset()) -> list[Any]:
+        return backward_for(without)(arguments) if without else emitted.backward(arguments)
+
+    if program.moves:
+        return _moving(build, room, emitted.forward, backward, lambda: emitted.source)
+    return Ready(build, emitted.forward, emitted.backward, backward, lambda: emitted.source)
+
+
+def _moving(
+    build: Build,
+    room: HostRoom,
+    forward: Callable[[list[Any]], list[Any]],
+    backward: Callable[..., list[Any]],
+    source: Callable[[], str],
+    fused: Fused | None = None,
+) -> Ready:
+    """A program whose values move; each of its forwards gets a part of the host's memory."""
+    captured = build.measured.captured
+    slab = slab_of(captured.graph, build.program)
+    moving = MovingProgram(forward, slab, room, captured.device, len(captured.forward_outputs))
+    return Ready(
+        build,
+        moving.forward,
+        lambda a: moving.backward(a, backward),
+        lambda a, w: moving.backward(a, partial(backward, without=w)),
+        source,
+        fused,
+        moving=moving,
+    )
 
 
 def _remembered(argument: Any) -> Callable[[], torch.Tensor | None]:

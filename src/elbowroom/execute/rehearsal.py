@@ -24,6 +24,7 @@ from elbowroom.execute.fused import Fused
 from elbowroom.execute.fused_graphs import Mode
 from elbowroom.execute.recording import LOG, Recording
 from elbowroom.execute.region import Region
+from elbowroom.execute.to_host.moving_program import MovingProgram
 from elbowroom.measure.allocator_reports import changes_during
 from elbowroom.measure.memory import garbage_collected
 from elbowroom.measure.plain_operators import asleep, cuda_seconds, host_seconds, is_like, launch_seconds, made_up
@@ -108,7 +109,7 @@ def _step(region: Region, number: int, *, keeps: bool) -> Callable[[], None]:
     if ready.fused is not None:
         makes = ready.build.makes
         gradients = ready.fused.gradient_buffers(inputs) if makes == "write" else []
-        return _fused_step(ready.fused, inputs, gradients, makes)
+        return _fused_step(ready.fused, inputs, gradients, makes, ready.moving)
 
     def step() -> None:
         with on_trial(keeps=keeps):
@@ -118,10 +119,16 @@ def _step(region: Region, number: int, *, keeps: bool) -> Callable[[], None]:
 
 
 def _fused_step(
-    fused: Fused, inputs: Sequence[Any], gradients: list[torch.Tensor], makes: Mode
+    fused: Fused,
+    inputs: Sequence[Any],
+    gradients: list[torch.Tensor],
+    makes: Mode,
+    moving: MovingProgram | None = None,
 ) -> Callable[[], None]:
     """Gradients go to memory of our own, if there is some, as they will if the program serves."""
     backward = partial(fused.run_backward, buffers=gradients, mode=makes)
+    if moving is not None:
+        return partial(_run, fused.captured, moving.forward, partial(moving.backward, run=backward), inputs)
     return partial(_run, fused.captured, fused.forward, backward, inputs)
 
 

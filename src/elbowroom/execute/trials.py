@@ -305,10 +305,10 @@ class Trials:
         return trial
 
     def _recorded(self, planned: list[Planned], room: int) -> list[Tried]:
-        """Nothing if that cannot fit, or cannot be recorded, which is tried but once."""
+        """Nothing if that cannot fit, or cannot be recorded, which is tried but once; nor where values move."""
         (plan, *_), graph = planned, self.graphs[0]
         between_bytes = plan.prediction.between_bytes
-        if not self._records or between_bytes + self._held > room:
+        if not self._records or between_bytes + self._held > room or plan.program.moves:
             return []
         around = graph.planner.around
         outside_bytes = around.outside_bytes + self._held

@@ -24,6 +24,7 @@ from elbowroom.capture.backend import kept_whole
 from elbowroom.capture.settings import capture_settings
 from elbowroom.capture.traced_values import tensors_in
 from elbowroom.errors import Mismatch
+from elbowroom.execute.accumulation import unnoticed
 from elbowroom.measure.random_state import RandomStates, random_states, set_random_states
 
 
@@ -259,7 +260,8 @@ def _state_kept(model: nn.Module) -> Iterator[None]:
     for p, _ in gradients:
         p.grad = None
     try:
-        yield
+        with unnoticed(p for p, _ in gradients):
+            yield
     finally:
         for p, gradient in gradients:
             p.grad = gradient

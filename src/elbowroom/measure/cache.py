@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -44,14 +44,31 @@ def setting_of(device: torch.device) -> dict[str, str]:
 @contextmanager
 def cached_costs(device: torch.device) -> Iterator[OpCosts]:
     """The costs known for a device; whatever is added inside the block is kept. Losing the file loses only time."""
-    setting = setting_of(device)
-    digest = hashlib.sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()[:16]
-    path = cache_folder() / f"operators-{FORMAT}-{digest}.json"
+    path = _path_of("operators", device)
     costs = _read(path)
     known = len(costs)
     yield costs
     if len(costs) > known:
-        _write(path, setting, {**_read(path), **costs})
+        _write(path, {"setting": setting_of(device), "operators": {**_read(path), **costs}})
+
+
+def kept_numbers(what: str, device: torch.device) -> dict[str, float]:
+    """Numbers that were measured of a device before; nothing if they were not."""
+    try:
+        entries = json.loads(_path_of(what, device).read_text())[what]
+        return {str(name): float(number) for name, number in entries.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def keep_numbers(what: str, device: torch.device, numbers: Mapping[str, float]) -> None:
+    """Keep them for the next time."""
+    _write(_path_of(what, device), {"setting": setting_of(device), what: dict(numbers)})
+
+
+def _path_of(what: str, device: torch.device) -> Path:
+    digest = hashlib.sha256(json.dumps(setting_of(device), sort_keys=True).encode()).hexdigest()[:16]
+    return cache_folder() / f"{what}-{FORMAT}-{digest}.json"
 
 
 def _read(path: Path) -> OpCosts:
@@ -62,11 +79,11 @@ def _read(path: Path) -> OpCosts:
         return {}
 
 
-def _write(path: Path, setting: dict[str, str], costs: OpCosts) -> None:
+def _write(path: Path, data: Mapping[str, Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps({"setting": setting, "operators": costs}))
+        draft.write_text(json.dumps(data))
         os.replace(draft, path)
     except OSError:
         pass  # a read-only home is no reason not to train

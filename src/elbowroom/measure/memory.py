@@ -30,6 +30,7 @@ from torch.autograd import profiler as autograd_profiler
 
 from elbowroom.errors import ElbowroomError, InputError
 from elbowroom.measure.allocator_reports import give_way
+from elbowroom.measure.host_memory import begin_counting, most_bytes
 from elbowroom.schedule.timeline import TimeLine
 from elbowroom.showing import shown_as
 
@@ -47,7 +48,9 @@ class Measurement:
     `peak_bytes` is the most the block had allocated at once and `end_bytes` what it left allocated, both above
     `start_bytes`, what was allocated when it began (0 on the CPU, whose allocator does not tell). `end_bytes` is
     negative if the block freed more than it kept. `reserved_bytes` is the most the CUDA allocator held from the
-    device, in use or cached (None on the CPU). `time_s` is wall time; on the CPU it includes the profiler's.
+    device, in use or cached (None on the CPU). `host_bytes` is the most that this process held on the host meanwhile
+    for values that move there; it is taken when steps are planned, and is no part of `peak_bytes` then. `time_s` is
+    wall time; on the CPU it includes the profiler's.
 
     `timeline` has one span after each allocator event, up to the next. On the CPU it ends at `end_bytes`, and its
     highest point is `peak_bytes`. On CUDA it counts bytes as requested, before the allocator rounds them up to
@@ -61,6 +64,7 @@ class Measurement:
     peak_bytes: int
     end_bytes: int
     reserved_bytes: int | None
+    host_bytes: int
     timeline: TimeLine | None = field(repr=False)
 
     if not TYPE_CHECKING:  # a checker should know the fields above and no others
@@ -80,6 +84,7 @@ class Measurement:
             "peak_bytes": self.peak_bytes,
             "end_bytes": self.end_bytes,
             "reserved_bytes": self.reserved_bytes,
+            "host_bytes": self.host_bytes,
         }
         if timeline:
             report["timeline"] = None if self.timeline is None else [list(m) for m in self.timeline.moments[1:]]
@@ -112,6 +117,7 @@ def measure(device: str | torch.device | None = None, *, timeline: bool = True) 
     try:
         with garbage_collected():
             measurement = object.__new__(Measurement)
+            begin_counting()
             meter.start()
             failed = True
             try:
@@ -120,7 +126,7 @@ def measure(device: str | torch.device | None = None, *, timeline: bool = True) 
             finally:
                 # How far memory rose is worth knowing after a failure too, but nothing may take the failure's place.
                 with suppress(Exception) if failed else nullcontext():
-                    Measurement.__init__(measurement, **meter.stop())
+                    Measurement.__init__(measurement, **meter.stop(), host_bytes=most_bytes())
     finally:
         _ONE_AT_A_TIME.release()
 

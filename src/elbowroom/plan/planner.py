@@ -7,8 +7,7 @@ program exactly, and keeps the fastest one that fits. Several readings of the gr
 (`plan/readings.py`).
 
 Where there is a link to the host, values may also move there and back. Programs that do are looked for beside those
-that do not, and the faster one is taken; nothing that executes programs can move values yet, so whoever runs plans
-asks for none.
+that do not, and the faster one is taken.
 
 Everybody who plans a graph does it with a `Planner`: sessions, the compile backend, benchmarks. What it has found so
 far is offered as data, the `frontier`.
@@ -27,8 +26,9 @@ from elbowroom.plan.stages.translate import order_of
 from elbowroom.plan.values.choices import Predicted
 from elbowroom.plan.values.least import Least
 from elbowroom.plan.values.move_search import MoveSearch
+from elbowroom.plan.values.moves import Moved
 from elbowroom.plan.values.search import Refiner
-from elbowroom.plan.words import BY_VALUE, MOVED
+from elbowroom.plan.words import BY_VALUE, LOWEST, MOVED, MOVED_LEAST
 from elbowroom.problem.platform import Platform
 from elbowroom.progress import Progress
 from elbowroom.schedule import Operation, simulate
@@ -56,7 +56,10 @@ _TRIES = 60  # values considered for keeping after all: each costs one play of t
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A program, what it takes, where it came from, and why it was chosen. It waits for the link for `waits_s`."""
+    """A program, what it takes, where it came from, and why it was chosen.
+
+    Where it moves values, it does so over the link of a `platform`, for which computing waits for `waits_s`.
+    """
 
     program: Program
     prediction: Prediction
@@ -65,6 +68,7 @@ class Planned:
     why: str = ""
     measured_peak_bytes: int | None = None  # where it was run on trial; what was predicted stays beside it
     waits_s: float = 0.0
+    platform: Platform | None = None
 
     @property
     def time_s(self) -> float:
@@ -93,7 +97,8 @@ class Point:
 class Planner:
     """Plans one captured graph; asked for several budgets, it cuts and counts only once.
 
-    With the link of a `platform` and its host memory, values may move to the host and back.
+    With the link of a `platform` and its host memory, values may move to the host and back. If it `prefers_moves`, a
+    program that moves values is taken before a faster one that does not.
 
     For comparison only: `as_chain` plans as tools for chains do, cut where one value crosses and nowhere else, and
     with `whole_stages` every stage is saved whole or not at all.
@@ -105,12 +110,14 @@ class Planner:
         around: Surroundings,
         *,
         platform: Platform | None = None,
+        prefers_moves: bool = False,
         as_chain: bool = False,
         whole_stages: bool = False,
     ) -> None:
         self.graph = graph
         self.around = around
         self.platform = platform if platform is not None and platform.has_link and not as_chain else None
+        self.prefers_moves = prefers_moves
         self.as_chain = as_chain
         program = make_program(graph, graph.backward, copies_parts=False)
         why = "it fits, and nothing runs again"
@@ -142,7 +149,7 @@ class Planner:
             self._moved.add(room)
             self._move(best, room)
         moving = self._fastest_of(self._moving, room)
-        if moving is None or (best is not None and moving.time_s >= best.time_s):
+        if moving is None or (best is not None and moving.time_s >= best.time_s and not self.prefers_moves):
             return best
         without = "without moves it does not fit" if best is None else f"without moves {_longer(best.time_s, moving)}"
         return replace(moving, why=f"{self._reason(moving, room)}, {without}")
@@ -155,7 +162,7 @@ class Planner:
         for done, reading in enumerate(self._readings):
             self._turn(reading, room)
             report((done + 1) / count)
-        if self.least.prediction.peak_bytes > room:
+        if self._least_still.prediction.peak_bytes > room:
             return None
         best = self._fastest(room)
         if best is not None and not self.as_chain and room not in self._refined:
@@ -206,13 +213,29 @@ class Planner:
     @property
     def least(self) -> Planned:
         """The program of the lowest peak found."""
+        still = self._least_still
+        if self.platform is None:
+            return still
+        lowest = self._least_moving
+        return lowest if lowest.prediction.peak_bytes < still.prediction.peak_bytes else still
+
+    @cached_property
+    def _least_moving(self) -> Planned:
+        """The program of the lowest peak, of those known and found here that move all that they save."""
+        starts = [plan.predicted for plan in (*self._known, self._least_still)]
+        found = self._move_search.lowest(starts)
+        return self._planned(found, MOVED_LEAST, LOWEST)
+
+    @property
+    def _least_still(self) -> Planned:
+        """The program of the lowest peak found that moves nothing."""
         for reading in self._readings:
             if reading not in self._lowest:
                 sweep = self._readings.new_sweep(reading, 0)
                 self._translate(reading, sweep, sweep.least_bytes)
                 self._lowest.add(reading)
         lowest = min(self._known, key=lambda plan: plan.prediction.peak_bytes)
-        return lowest if lowest is self.everything else replace(lowest, why="the lowest peak found")
+        return lowest if lowest is self.everything else replace(lowest, why=LOWEST)
 
     @property
     def made(self) -> tuple[Planned, ...]:
@@ -326,13 +349,18 @@ class Planner:
 
     def _move(self, best: Planned | None, room: int) -> None:
         """Look for programs that move values, beginning with the best that does not; they should gain something."""
-        start = self.least if best is None else best
-        enough_s = float("inf") if best is None else (1 - _WORTH) * best.time_s
+        start = self._least_still if best is None else best
+        enough_s = float("inf") if best is None or self.prefers_moves else (1 - _WORTH) * best.time_s
         starts = [self.everything.predicted, start.predicted]
         for found in self._move_search.programs(starts, room, self.least_s(room)):
             if found.program.moves and found.time_s < enough_s:
-                plan = Planned(found.program, found.prediction, start.method + MOVED, waits_s=found.waits_s)
-                self._moving = _unbeaten(self._moving, plan)
+                self._moving = _unbeaten(self._moving, self._planned(found, start.method + MOVED))
+        if best is None and self._fastest_of(self._moving, room) is None and _fits(self.least.prediction, room):
+            self._moving = _unbeaten(self._moving, self.least)
+
+    def _planned(self, found: Moved, method: str, why: str = "") -> Planned:
+        waits_s = found.waits_s
+        return Planned(found.program, found.prediction, method, why=why, waits_s=waits_s, platform=self.platform)
 
     def _refine(self, plan: Planned, room: int) -> None:
         """Choose value by value, beginning with a plan; one that gains little is not worth its irregularity."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elbowroom.plan.moved import Traffic, traffic_of
 from elbowroom.plan.planner import Planned, Planner
 from elbowroom.plan.stages.structure import Structure
 from elbowroom.step.graph import StepGraph
@@ -28,6 +29,7 @@ class ModulePlan:
     reruns: int  # most often that one of its operators runs again
     forward_time_s: float
     rerun_time_s: float
+    moved_bytes: int = 0  # that go to the host and come back
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class RegionPlan:
     Bytes are above what is resident. `predicted_peak_bytes` is what the referee says, `measured_peak_bytes` what a
     trial took, if there was one. `recorded`: the program is replayed as CUDA graphs. `forward_levels` and
     `backward_levels` are the bytes in use during each operation, as predicted; the first of `backward_levels` is the
-    moment between the two. `structure` says what the graph looks like, `why` how the plan compares with the others.
+    moment between the two. `time_s` is the operators' time with all waiting for the link. `structure` says what the
+    graph looks like, `why` how the plan compares with the others. `traffic` is what moves, if anything does.
     """
 
     fingerprint: str
@@ -57,6 +60,7 @@ class RegionPlan:
     why: str = ""
     measured_peak_bytes: int | None = None
     recorded: bool = False
+    traffic: Traffic | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -65,8 +69,12 @@ class RegionPlan:
 
 
 def region_plan(planner: Planner, planned: Planned, fingerprint: str) -> RegionPlan:
-    """A graph's program as data, with what it does to each module."""
+    """A graph's program as data, with what it does to each module, and to the link."""
     prediction, plain = planned.prediction, planner.everything.prediction
+    traffic, platform = None, planned.platform or planner.platform
+    if planned.program.moves:
+        assert platform is not None  # else the referee has refused
+        traffic = traffic_of(planner.graph, planned.program, planner.around, platform)
     return RegionPlan(
         fingerprint=fingerprint,
         method=planned.method,
@@ -79,17 +87,19 @@ def region_plan(planner: Planner, planned: Planned, fingerprint: str) -> RegionP
         plain_time_s=plain.time_s,
         forward_levels=prediction.forward_bytes,
         backward_levels=(prediction.between_bytes, *prediction.backward_bytes),
-        modules=_modules(planner.graph, planned.program),
+        modules=_modules(planner.graph, planned.program, traffic),
         structure=planner.structure,
         why=planned.why,
         measured_peak_bytes=planned.measured_peak_bytes,
         recorded=planned.recorded,
+        traffic=traffic,
     )
 
 
-def _modules(graph: StepGraph, program: Program) -> tuple[ModulePlan, ...]:
+def _modules(graph: StepGraph, program: Program, traffic: Traffic | None) -> tuple[ModulePlan, ...]:
     reruns = program.reruns
     saved = set(program.saved)
+    moved = {each.value: each.bytes for each in traffic.values} if traffic is not None else {}
     by_module: dict[str, list[int]] = {}
     for op in graph.forward:
         by_module.setdefault(graph.ops[op].module, []).append(op)
@@ -106,6 +116,7 @@ def _modules(graph: StepGraph, program: Program) -> tuple[ModulePlan, ...]:
                 reruns=max((reruns.get(op, 0) for op in ops if not graph.ops[op].is_view), default=0),
                 forward_time_s=sum(graph.ops[op].time for op in ops),
                 rerun_time_s=sum(graph.ops[op].time * reruns.get(op, 0) for op in ops),
+                moved_bytes=sum(moved.get(op, 0) for op in ops),
             )
         )
     return tuple(rows)

@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from elbowroom.units import format_bytes
+from elbowroom.problem.platform import Platform
+from elbowroom.units import format_bytes, format_rate, format_seconds
 
 BY_VALUE = ", then value by value"
 MOVED = ", with moves"
+MOVED_LEAST = "all that is saved moves"
+LOWEST = "the lowest peak found"
 _STAGES = re.compile(r"persistent, (\d+) stages( where one value crosses)?, \w+ account(, parts of gradients apart)?")
 _SLOWER = r"([+-])([\d.]+%)"
 # What a plan's reason may say, and what it means. A pattern's two groups, if it has them, are a sign and a share.
@@ -48,6 +51,8 @@ def method_in_words(method: str) -> str:
         return f"{method_in_words(method.removesuffix(MOVED))}, and tensors moved to the host and back"
     if method.endswith(BY_VALUE):
         return f"{method_in_words(method.removesuffix(BY_VALUE))}, then adjusted tensor by tensor"
+    if method == MOVED_LEAST:
+        return "all that is saved for the backward is moved to the host and back"
     if found := _STAGES.fullmatch(method):
         count = int(found[1])
         return f"computed again stage by stage, {count} stage{'' if count == 1 else 's'}"
@@ -72,6 +77,29 @@ def resident_in_words(name: str) -> str:
 def sizes_in_words(things: list[tuple[str, int]]) -> str:
     """`parameters 3 MiB, batch 1 MiB`."""
     return ", ".join(f"{resident_in_words(name)} {format_bytes(size)}" for name, size in things)
+
+
+def link_in_words(link: Platform) -> str:
+    """`12 GB/s to the host, 12 GB/s back, 10 GB/s each way while both are busy, 10 µs before each copy`."""
+    if link.rate_to_host is None or link.rate_from_host is None:
+        return "none"
+    words = [f"{format_rate(link.rate_to_host)} to the host", f"{format_rate(link.rate_from_host)} back"]
+    if link.takes_turns:
+        words.append("one copy at a time")
+    elif link.duplex is not None:
+        words.append(f"{format_rate(link.duplex)} each way while both are busy")
+    if link.seconds_per_copy:
+        words.append(f"{format_seconds(link.seconds_per_copy)} before each copy")
+    return ", ".join(words)
+
+
+def copying_in_words(copying_s: float, waits_s: float) -> str:
+    """`3.2 ms, 85% of it beside computing, which waits for 480 µs`."""
+    copying = format_seconds(copying_s)
+    if not waits_s:
+        return f"{copying}, all of it beside computing"
+    hidden = max(0.0, 1 - waits_s / copying_s) if copying_s else 0.0
+    return f"{copying}, {hidden:.0%} of it beside computing, which waits for {format_seconds(waits_s)}"
 
 
 def _filled(words: str, found: re.Match[str]) -> str:

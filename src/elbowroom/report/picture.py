@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from elbowroom.measure.memory import Measurement
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
+_SHADES = " ░▒▓█"
 _TIME_MS = "time in the step (ms, estimated)"
 
 
@@ -27,7 +28,10 @@ def memory_picture(
     height: int = 8,
     unit: str = "bytes",
 ) -> str:
-    """The time line as a block chart: each column shows the highest memory during its share of the step."""
+    """The time line as a block chart: each column shows the highest memory during its share of the step.
+
+    Where values move, there are three lanes beneath, darker the more of a column's time they are busy.
+    """
     levels = columns(line.computing, width)
     top = max([*levels, budget or 0, 1])
     rows = []
@@ -36,6 +40,8 @@ def memory_picture(
         label = _amount(top * row / height, unit) if row in (height, height // 2) else ""
         rows.append(f"{label:>10} ┤{cells}")
     rows.append(f"{'0':>10} ┼{'─' * width}")
+    for name, spans in lanes(line).items():
+        rows.append(f"{name:>10} │{''.join(map(_shade, busy(spans, line.time, width)))}")
     peak = f"peak {_amount(line.peak_bytes, unit)}"
     limit = "" if budget is None else f" of {_amount(budget, unit)}"
     rows.append(f"{'':>12}forward → backward, {peak}{limit}")
@@ -74,6 +80,27 @@ def columns(spans: Sequence[Span], width: int) -> list[int]:
     return levels
 
 
+def lanes(line: TimeLine) -> dict[str, list[Span]]:
+    """What is done beside what, if values move: computing, as far as it does not wait, and both directions."""
+    if not line.transfers:
+        return {}
+    return {
+        "computing": [span for span in line.computing if not span.waits],
+        "to host": [span for span in line.transfers if span.resource == "to host"],
+        "from host": [span for span in line.transfers if span.resource == "from host"],
+    }
+
+
+def busy(spans: Sequence[Span], time: float, width: int) -> list[float]:
+    """Which share of each of `width` equal parts of the step some span takes."""
+    shares = [0.0] * width
+    for span in spans:
+        low, high = (width * moment / time for moment in (span.start, span.end))
+        for column in range(int(low), min(width, int(high) + 1)):
+            shares[column] += max(0.0, min(high, column + 1) - max(low, column))
+    return [min(1.0, share) for share in shares]
+
+
 Lines = Mapping[str, tuple[TimeLine, int | None]]
 
 
@@ -83,18 +110,50 @@ def save_plot(panels: Mapping[str, Lines], path: Path, *, along: str = _TIME_MS,
     `along` names the horizontal axis, in units of which the spans' seconds are `scale`.
     """
     pyplot = import_pyplot()
-    figure, axes = pyplot.subplots(len(panels), 1, figsize=(10, 3.6 * len(panels)), squeeze=False)
-    for axis, (title, lines) in zip(axes[:, 0], panels.items(), strict=True):
-        unit, size = _unit(max((line.peak_bytes for line, _ in lines.values()), default=0))
-        for label, (line, budget) in lines.items():
-            moments = [t * scale for span in line.computing for t in (span.start, span.end)]
-            sizes = [span.bytes / size for span in line.computing for _ in (0, 1)]
-            (drawn,) = axis.plot(moments, sizes, label=label, linewidth=1)
-            if budget is not None:
-                axis.axhline(budget / size, color=drawn.get_color(), linestyle="--", linewidth=0.8)
-        axis.set(title=title, xlabel=along, ylabel=f"memory ({unit})", ylim=(0, None))
-        axis.legend(fontsize=8)
+    moving = {title: _moving(lines) for title, lines in panels.items()}
+    heights = [height for line in moving.values() for height in ((3.6,) if line is None else (3.6, 0.8))]
+    figure, axes = pyplot.subplots(
+        len(heights), 1, figsize=(10, sum(heights)), squeeze=False, gridspec_kw={"height_ratios": heights}
+    )
+    left = iter(axes[:, 0])
+    for title, lines in panels.items():
+        axis = next(left)
+        _draw_memory(axis, lines, scale)
+        axis.set_title(title)
+        if (line := moving[title]) is not None:
+            beneath = next(left)
+            _draw_lanes(beneath, line, scale)
+            beneath.set_xlim(axis.get_xlim())
+            axis.tick_params(labelbottom=False)
+            axis = beneath
+        axis.set_xlabel(along)
     save_figure(figure, path)
+
+
+def _moving(lines: Lines) -> TimeLine | None:
+    """The time line whose transfers are drawn: the first that has any."""
+    return next((line for line, _ in lines.values() if line.transfers), None)
+
+
+def _draw_memory(axis: Any, lines: Lines, scale: float) -> None:
+    unit, size = _unit(max((line.peak_bytes for line, _ in lines.values()), default=0))
+    for label, (line, budget) in lines.items():
+        moments = [t * scale for span in line.computing for t in (span.start, span.end)]
+        sizes = [span.bytes / size for span in line.computing for _ in (0, 1)]
+        (drawn,) = axis.plot(moments, sizes, label=label, linewidth=1)
+        if budget is not None:
+            axis.axhline(budget / size, color=drawn.get_color(), linestyle="--", linewidth=0.8)
+    axis.set(ylabel=f"memory ({unit})", ylim=(0, None))
+    axis.legend(fontsize=8)
+
+
+def _draw_lanes(axis: Any, line: TimeLine, scale: float) -> None:
+    """A thin bar for everything that is done, computing at the top."""
+    drawn = lanes(line)
+    for row, (name, spans) in enumerate(drawn.items()):
+        bars = [(span.start * scale, (span.end - span.start) * scale) for span in spans]
+        axis.broken_barh(bars, (-row - 0.3, 0.6), label=name, facecolors=f"C{row}")
+    axis.set_yticks([-row for row in range(len(drawn))], labels=list(drawn), fontsize=8)
 
 
 def import_pyplot() -> Any:
@@ -127,6 +186,10 @@ def _unit(most_bytes: float) -> tuple[str, int]:
 def _cell(level: int, top: int, row: int, height: int) -> str:
     filled = level / top * height - (row - 1)
     return _EIGHTHS[max(0, min(8, round(filled * 8)))]
+
+
+def _shade(share: float) -> str:
+    return _SHADES[max(1, round(share * 4)) if share > 0 else 0]
 
 
 def _amount(value: float, unit: str) -> str:

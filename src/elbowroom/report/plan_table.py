@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from elbowroom.plan.plan import Plan
-from elbowroom.plan.words import method_in_words, reason_in_words, sizes_in_words
+from elbowroom.plan.words import copying_in_words, link_in_words, method_in_words, reason_in_words, sizes_in_words
 from elbowroom.report.picture import memory_picture
 from elbowroom.report.tables import exactly, facts_table
 from elbowroom.units import format_bytes, format_seconds
@@ -41,6 +41,7 @@ class Row:
     reruns: int  # most often that one of the operators runs again
     forward_time_s: float
     rerun_time_s: float
+    moved_bytes: int
 
     @property
     def label(self) -> str:
@@ -76,6 +77,8 @@ def plan_facts(plan: Plan) -> Table:
     table.add_row("  for the step", f"{format_bytes(plan.peak_bytes - plan.start_bytes)}{gradients}")
     table.add_row("plain peak", f"{exactly(plan.plain_peak_bytes)}, without a plan: everything saved")
     table.add_row("extra time", f"{plan.extra_time:.1%} ({_times(plan)})")
+    if plan.traffic:
+        _add_moves(table, plan)
     _add_reasons(table, plan)
     if len(plan.regions) > 1:
         table.add_row("graphs", f"the model runs as {len(plan.regions)}, planned together")
@@ -83,6 +86,19 @@ def plan_facts(plan: Plan) -> Table:
     for note in plan.notes:
         table.add_row("note", note)
     return table
+
+
+def _add_moves(table: Table, plan: Plan) -> None:
+    """What goes to the host and back, what it takes there, and how much of the copying costs time."""
+    out, back = plan.moved_bytes("to host"), plan.moved_bytes("from host")
+    count = sum(len(traffic.values) for traffic in plan.traffic)
+    moved = f"{format_bytes(out)} to the host{'' if out == back else f', {format_bytes(back)}'} and back"
+    limit = plan.host_budget_bytes
+    table.add_row("moved", f"{moved}, {count} tensor{'' if count == 1 else 's'}")
+    table.add_row("on the host", exactly(plan.host_bytes) + ("" if limit is None else f" of {exactly(limit)}"))
+    table.add_row("copying", copying_in_words(plan.copying_s, plan.waits_s))
+    if plan.platform is not None:
+        table.add_row("link", link_in_words(plan.platform))
 
 
 def _add_reasons(table: Table, plan: Plan) -> None:
@@ -96,34 +112,44 @@ def _add_reasons(table: Table, plan: Plan) -> None:
 
 
 def plan_table(plan: Plan, depth: int | None = None) -> Table:
-    """What is saved and what runs again, module by module; the last row is the plan's total."""
+    """What is saved, what moves and what runs again, module by module; the last row is the plan's total."""
     rows = module_rows(plan, depth)
+    titles = ["", "saved", *(["moved"] if plan.traffic else []), "runs again", "forward", "recomputation"]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("module", overflow="fold")
-    for title in ("", "saved", "runs again", "forward", "recomputation"):
+    for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
+
+    def add(label: str, cells: dict[str, str], style: str | None = None) -> None:
+        table.add_row(label, *(cells[title] for title in titles), style=style)
+
     for row in rows:
-        table.add_row(
-            row.label,
-            f"×{row.count}" if row.count > 1 else "",
-            format_bytes(row.saved_bytes) if row.saved_bytes else "–",
-            f"{row.reruns}×" if row.reruns else "–",
-            format_seconds(row.forward_time_s) if row.forward_time_s else "–",
-            format_seconds(row.rerun_time_s) if row.rerun_time_s else "–",
-        )
+        add(row.label, _cells(row))
+    nothing = dict.fromkeys(titles, "–")
     if unnamed := unnamed_bytes(plan):
-        table.add_row("outputs, random states, copies of buffers", "", format_bytes(unnamed), "–", "–", "–")
+        add("outputs, random states, copies of buffers", nothing | {"": "", "saved": format_bytes(unnamed)})
     table.add_section()
-    table.add_row(
-        "total",
-        "",
-        format_bytes(sum(row.saved_bytes for row in rows) + unnamed_bytes(plan)),
-        "",
-        format_seconds(sum(row.forward_time_s for row in rows)),
-        format_seconds(sum(row.rerun_time_s for row in rows)),
-        style="bold",
-    )
+    total = {
+        "": "",
+        "saved": format_bytes(sum(row.saved_bytes for row in rows) + unnamed_bytes(plan)),
+        "moved": format_bytes(plan.moved_bytes("to host")),
+        "runs again": "",
+        "forward": format_seconds(sum(row.forward_time_s for row in rows)),
+        "recomputation": format_seconds(sum(row.rerun_time_s for row in rows)),
+    }
+    add("total", total, style="bold")
     return table
+
+
+def _cells(row: Row) -> dict[str, str]:
+    return {
+        "": f"×{row.count}" if row.count > 1 else "",
+        "saved": format_bytes(row.saved_bytes) if row.saved_bytes else "–",
+        "moved": format_bytes(row.moved_bytes) if row.moved_bytes else "–",
+        "runs again": f"{row.reruns}×" if row.reruns else "–",
+        "forward": format_seconds(row.forward_time_s) if row.forward_time_s else "–",
+        "recomputation": format_seconds(row.rerun_time_s) if row.rerun_time_s else "–",
+    }
 
 
 def unnamed_bytes(plan: Plan) -> int:
@@ -160,6 +186,7 @@ def _rows(plan: Plan) -> list[Row]:
             module.reruns,
             module.forward_time_s,
             module.rerun_time_s,
+            module.moved_bytes,
         )
         for module in modules
     ]
@@ -202,7 +229,8 @@ def _folded_at(rows: Sequence[Row], position: int) -> list[Row]:
             kept.append(row)
             continue
         around = (row.path[:position], row.path[position + 1 :])
-        alike = places.setdefault((around, row.itself, row.count, row.saved_bytes, row.reruns), [])
+        figures = row.count, row.saved_bytes, row.reruns, row.moved_bytes
+        alike = places.setdefault((around, row.itself, figures), [])
         place = next((place for place in alike if _times_alike(kept[place], row)), None)
         if place is None:
             alike.append(len(kept))
@@ -232,6 +260,7 @@ def _sum(a: Row, b: Row, path: tuple[Part, ...], count: int) -> Row:
         max(a.reruns, b.reruns),
         a.forward_time_s + b.forward_time_s,
         a.rerun_time_s + b.rerun_time_s,
+        a.moved_bytes + b.moved_bytes,
     )
 
 
@@ -249,9 +278,10 @@ def plan_picture(plan: Plan, width: int = 72, height: int = 8) -> str:
 def _times(plan: Plan) -> str:
     modules = [module for region in plan.regions for module in region.modules]
     forward, again = sum(m.forward_time_s for m in modules), sum(m.rerun_time_s for m in modules)
-    backward = max(0.0, plan.time_s - forward - again)
+    backward = max(0.0, plan.time_s - forward - again - plan.waits_s)
     parts = f"forward {format_seconds(forward)}, backward {format_seconds(backward)}"
-    return f"{parts}, recomputation {format_seconds(again)}" if again else f"{parts}, nothing runs again"
+    parts += f", recomputation {format_seconds(again)}" if again else ", nothing runs again"
+    return f"{parts}, waiting for the link {format_seconds(plan.waits_s)}" if plan.waits_s else parts
 
 
 def _ranges(indices: Sequence[int]) -> str:

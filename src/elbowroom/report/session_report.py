@@ -16,5 +16,7 @@ def session_text(session: Handle) -> str:
         f"{type(session.model).__name__}: {format_bytes(plan.peak_bytes)} of {format_bytes(plan.budget_bytes)}, "
         f"{format_bytes(plan.plain_peak_bytes)} without a plan; {plan.extra_time:+.1%} time"
     )
+    if plan.traffic:
+        verdict += f", {format_bytes(plan.host_bytes)} on the host"
     said = [f"Said so far: {why}" for why in sorted(session.said)]
     return "\n".join([verdict, "", plan.table(), "", plan.picture(), *said])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from elbowroom.plan.words import method_in_words
+from elbowroom.plan.words import MOVED, method_in_words
 from elbowroom.report.picture import import_pyplot, save_figure
 from elbowroom.units import format_bytes, format_seconds
 
@@ -23,20 +23,25 @@ def sweep_table(curve: Curve) -> Table:
         f"least budget {format_bytes(curve.least_budget)} ({curve.least_budget})"
     )
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name in ("budget", "predicted peak", "extra time"):
+    moves = any(point.plan.traffic for point in curve.points if point.plan is not None)
+    for name in ("budget", "predicted peak", *(["moved"] if moves else []), "extra time"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True, min_width=_BAR)
-    table.add_column("method", no_wrap=True, overflow="ellipsis")
+    table.add_column("method")
     slowest = max((point.plan.extra_time for point in curve.points if point.plan), default=0.0)
     for point in curve.points:
         budget = format_bytes(point.budget_bytes)
         if point.plan is None:
-            table.add_row(budget, "–", "–", "", "does not fit")
+            table.add_row(budget, "–", *(["–"] if moves else []), "–", "", "does not fit")
             continue
+        moved = [format_bytes(size) if (size := point.plan.moved_bytes("to host")) else "–"] if moves else []
         extra = point.plan.extra_time
         bar = "█" * round(_BAR * extra / slowest) if slowest > 0 else ""
-        method = "; ".join(dict.fromkeys(method_in_words(region.method) for region in point.plan.regions))
-        table.add_row(budget, format_bytes(point.plan.peak_bytes), f"{extra:.1%}", bar, method)
+        methods = (
+            region.method.removesuffix(MOVED) for region in point.plan.regions
+        )  # how much moves is told beside
+        method = "; ".join(dict.fromkeys(map(method_in_words, methods)))
+        table.add_row(budget, format_bytes(point.plan.peak_bytes), *moved, f"{extra:.1%}", bar, method)
     return table
 
 

@@ -354,7 +354,8 @@ class _Machine:
     def _close_span(self, time: float) -> None:
         """End a stretch of the time line because memory changes now."""
         if time > self.span_start:
-            self.spans.append(Span(self.span_start, time, self.stored + self.transient, self.index))
+            level, waits = self.stored + self.transient, time > self.now  # computing has not come so far
+            self.spans.append(Span(self.span_start, time, level, self.index, waits=waits))
             self.span_start = time
 
     def _refuse(self, reason: str) -> InvalidSchedule:

@@ -6,7 +6,7 @@ makes one of what the allocator tells. Pictures and tables read nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
@@ -17,7 +17,8 @@ Resource: TypeAlias = Literal["compute", "to host", "from host"]
 class Span(NamedTuple):
     """From one moment to the next: bytes in use, and the operation (its index) that is performed meanwhile.
 
-    `resource` is what it occupies. Of a transfer, `moved_bytes` are the bytes that it moves.
+    `resource` is what it occupies. Of a transfer, `moved_bytes` are the bytes that it moves. `waits` says of a span
+    of computing that it stands still until a transfer has ended.
     """
 
     start: float
@@ -26,6 +27,7 @@ class Span(NamedTuple):
     operation: int
     resource: Resource = "compute"
     moved_bytes: int = 0
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,18 @@ class TimeLine:
     time: float
 
     @classmethod
-    def of_levels(cls, levels: Sequence[int], empty_bytes: int = 0) -> TimeLine:
-        """Operations that all take one unit of time, given the bytes in use during each."""
-        spans = tuple(Span(float(i), i + 1.0, level, i) for i, level in enumerate(levels))
-        return cls(spans, max(levels, default=empty_bytes), float(len(levels)))
+    def of_levels(
+        cls,
+        levels: Sequence[int],
+        empty_bytes: int = 0,
+        transfers: Iterable[Span] = (),
+        waiting: Collection[int] = (),
+    ) -> TimeLine:
+        """Operations that all take one unit of time, given the bytes in use during each, those in which computing is
+        `waiting`, and the transfers beside them."""
+        spans = [Span(float(i), i + 1.0, level, i, waits=i in waiting) for i, level in enumerate(levels)]
+        spans = sorted([*spans, *transfers], key=lambda span: (span.start, span.resource != "compute"))
+        return cls(tuple(spans), max(levels, default=empty_bytes), float(len(levels)))
 
     @classmethod
     def of_moments(
@@ -59,6 +69,11 @@ class TimeLine:
     def computing(self) -> list[Span]:
         """The spans that say how much memory is in use, without the transfers beside them."""
         return [span for span in self.spans if span.resource == "compute"]
+
+    @property
+    def transfers(self) -> list[Span]:
+        """The spans of what moves to the host and back."""
+        return [span for span in self.spans if span.resource != "compute"]
 
     @property
     def moments(self) -> list[tuple[float, int]]:

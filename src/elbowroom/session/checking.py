@@ -1,10 +1,11 @@
-"""What `elbowroom verify` does: runs a planned step against a plain one, and against its budget."""
+"""What `elbowroom verify` does: runs a planned step against a plain one, against its budget, and against what it has
+on the host."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -18,7 +19,10 @@ from elbowroom.session.handle import Handle
 
 @dataclass(frozen=True)
 class Check:
-    """One step, compared and measured. `said` is what was compared, or the first difference."""
+    """One step, compared and measured. `said` is what was compared, or the first difference.
+
+    Host bytes are those held for values that move, as planned and as measured.
+    """
 
     identical: bool
     against: str
@@ -27,14 +31,22 @@ class Check:
     budget_bytes: int
     predicted_peak_bytes: int
     measured_peak_bytes: int
+    host_budget_bytes: int | None
+    predicted_host_bytes: int
+    measured_host_bytes: int
 
     @property
     def within_budget(self) -> bool:
         return self.measured_peak_bytes <= self.budget_bytes
 
     @property
+    def host_as_planned(self) -> bool:
+        """Whether no more is on the host than was planned, which is within the host budget."""
+        return self.measured_host_bytes <= self.predicted_host_bytes
+
+    @property
     def passed(self) -> bool:
-        return self.identical and self.within_budget
+        return self.identical and self.within_budget and self.host_as_planned
 
     def to_json(self) -> dict[str, Any]:
         report: dict[str, Any] = {
@@ -46,12 +58,26 @@ class Check:
             "predicted_peak_bytes": self.predicted_peak_bytes,
             "measured_peak_bytes": self.measured_peak_bytes,
             "within_budget": self.within_budget,
+            "host_budget": self.host_budget_bytes,
+            "predicted_host_bytes": self.predicted_host_bytes,
+            "measured_host_bytes": self.measured_host_bytes,
+            "host_as_planned": self.host_as_planned,
         }
         return report if self.identical else {**report, "difference": self.said}
 
 
-def check_step(session: Handle, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Check:
-    """Run the step as planned and plainly, then once more while its memory is measured."""
+class Taken(NamedTuple):
+    """The most that a step had at once: on its device, and on the host for values that move."""
+
+    peak_bytes: int
+    host_bytes: int
+
+
+def check_step(session: Handle, args: tuple[Any, ...], kwargs: Mapping[str, Any], held_by_others: int = 0) -> Check:
+    """Run the step as planned and plainly, then once more while its memory is measured.
+
+    `held_by_others` are bytes that this process held on the host before the session was made.
+    """
     plan = session.prepare(args, kwargs).plan
     assert plan is not None
     against, compared, said = "eager", 0, ""
@@ -61,6 +87,7 @@ def check_step(session: Handle, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         said = str(mismatch)
     else:
         against, compared, said = verification.against, verification.compared, str(verification)
+    taken = measured_step(session, plan, args, kwargs)
     return Check(
         identical=compared > 0,
         against=against,
@@ -68,11 +95,14 @@ def check_step(session: Handle, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         said=said,
         budget_bytes=plan.budget_bytes,
         predicted_peak_bytes=plan.peak_bytes,
-        measured_peak_bytes=measured_peak(session, plan, args, kwargs),
+        measured_peak_bytes=taken.peak_bytes,
+        host_budget_bytes=plan.host_budget_bytes,
+        predicted_host_bytes=plan.host_bytes,
+        measured_host_bytes=max(0, taken.host_bytes - held_by_others),
     )
 
 
-def measured_peak(session: Handle, plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+def measured_step(session: Handle, plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Taken:
     """The most that was allocated during forward and backward, with everything that is there all the time.
 
     Gradients are there beforehand if the plan is for that, as in the middle of accumulation. On the CPU, whose
@@ -88,10 +118,10 @@ def measured_peak(session: Handle, plan: Plan, args: tuple[Any, ...], kwargs: Ma
         torch.autograd.backward(loss_of(outputs))
     del outputs
     if taken.device == "cpu":
-        return plan.start_bytes + taken.peak_bytes
+        return Taken(plan.start_bytes + taken.peak_bytes, taken.host_bytes)
     optimizer = session.options.optimizer
     awaited = 0 if optimizer is None or optimizer.state else plan.resident.get("optimizer", 0)
-    return taken.start_bytes + taken.peak_bytes + awaited
+    return Taken(taken.start_bytes + taken.peak_bytes + awaited, taken.host_bytes)
 
 
 def loss_of(outputs: Any) -> torch.Tensor:

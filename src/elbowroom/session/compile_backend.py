@@ -25,6 +25,7 @@ from elbowroom.execute.region import Looks, Region
 from elbowroom.measure.measured import measured
 from elbowroom.plan.planner import Planned
 from elbowroom.session.graph_group import GraphGroup
+from elbowroom.session.host_link import Moving
 from elbowroom.session.inputs import check_is_optimizer
 from elbowroom.session.options import Options, choose_kernels
 from elbowroom.session.planning import (
@@ -38,7 +39,7 @@ from elbowroom.session.planning import (
 from elbowroom.session.saying import say_fallback, too_small
 from elbowroom.units import parse_bytes
 
-_OPTIONS = ("budget", "times", "kernels", "optimizer")
+_OPTIONS = ("budget", "times", "kernels", "optimizer", "offload", "host_budget", "link")
 
 
 def elbowroom(graph_module: fx.GraphModule, example_inputs: Any, **given: Any) -> Any:
@@ -54,6 +55,7 @@ def elbowroom(graph_module: fx.GraphModule, example_inputs: Any, **given: Any) -
         warnings.warn(f"elbowroom: a graph is not planned: {why}", stacklevel=2)
 
     looks = Looks()
+    looks.host_room = group.host_room
     backend = make_backend(lambda traced: Region(traced, looks), on_capture, on_refusal, fused=options.fuses)
     return backend(graph_module, example_inputs)
 
@@ -94,27 +96,34 @@ def _options(given: dict[str, Any], example_inputs: Any) -> Options:
 
 
 def _plan(region: Region, group: GraphGroup, options: Options) -> None:
-    group.plan_first(region, options, partial(_found, region, options))
+    group.plan_first(region, options, partial(_found, region, options, group.moving(options, region.traced.device)))
 
 
-def _found(region: Region, options: Options, resident: Mapping[str, int], alone: bool) -> tuple[Plannable, Planned]:
+def _found(
+    region: Region, options: Options, moving: Moving, resident: Mapping[str, int], alone: bool
+) -> tuple[Plannable, Planned]:
     """The graph and its best program. If fused kernels fail or do not fit, with PyTorch's, and it is said."""
     unfused = region.traced.unfused
     if unfused is None:
-        return _best(region, region.traced, options, resident, alone)
+        return _best(region, region.traced, options, moving, resident, alone)
     return fused_or_plain(
-        lambda: _best(region, region.traced, options, resident, alone=True),
-        lambda: _best(region, unfused, options, resident, alone),
+        lambda: _best(region, region.traced, options, moving, resident, alone=True),
+        lambda: _best(region, unfused, options, moving, resident, alone),
         lambda why: say_fallback("a graph", why, set()),
     )
 
 
 def _best(
-    region: Region, captured: Captured, options: Options, resident: Mapping[str, int], alone: bool
+    region: Region,
+    captured: Captured,
+    options: Options,
+    moving: Moving,
+    resident: Mapping[str, int],
+    alone: bool,
 ) -> tuple[Plannable, Planned]:
     """Measured where predictions are not exact. A graph that is not alone takes the least if nothing fits."""
     costs = measured(captured, given=region.given, estimate=options.estimate)
-    graph = plannable(region, costs, Planners(), loss_inside=False)
+    graph = plannable(region, costs, Planners(), loss_inside=False, moving=moving)
     budget = options.budget_bytes
     try:
         if needs_trials([graph], budget, resident):

@@ -22,9 +22,11 @@ from elbowroom.capture.joint_graph import live_bytes
 from elbowroom.errors import BudgetTooSmall
 from elbowroom.execute.plannable import Plannable
 from elbowroom.execute.region import Region
+from elbowroom.execute.to_host.host_room import HostRoom
 from elbowroom.measure.resident import optimizer_bytes
 from elbowroom.plan.planner import Planned
 from elbowroom.plan.together import least_together, peak_together
+from elbowroom.session.host_link import Moving, moving_of
 from elbowroom.session.options import Options
 from elbowroom.session.planning import needs_trials, plan_as_predicted, plan_on_trial
 from elbowroom.session.saying import too_small
@@ -58,6 +60,19 @@ class GraphGroup:
         self._runs: dict[Region, int] = {}
         self._unplanned = False  # whether a row was seen that has not been planned as a whole
         self._said: set[str] = set()
+        self.host_room = HostRoom()  # for values of all graphs that move
+        self._host_limit = 0
+        self._left: Moving | None = None  # what the next graphs may have of the host's memory
+
+    def moving(self, options: Options, device: torch.device) -> Moving:
+        """The link, and half of the host's memory that no earlier graph was given: nobody knows how many there will
+        be, and all of them may wait for their backward at once."""
+        if self._left is None:
+            self._left = moving_of(options, device)
+            self._host_limit = self._left.host_bytes or 0
+        given = self._left.shared(2)
+        self._left = self._left.without(given.host_bytes or 0)
+        return given
 
     def plan_first(
         self, region: Region, options: Options, make: Callable[[Mapping[str, int], bool], tuple[Plannable, Planned]]
@@ -74,6 +89,7 @@ class GraphGroup:
         graph, planned = make(resident, alone)
         self._members[region] = _Member(graph, planned, *shown)
         graph.install(replace(planned, recorded=False))
+        self._reserve_host()
         region.watch = partial(self._around, region, options)
         peak = sum(resident.values()) + planned.peak_bytes
         _LOG.info("planned a graph: %s of %s", format_bytes(peak), format_bytes(options.budget_bytes))
@@ -144,6 +160,19 @@ class GraphGroup:
         for region, planned in found.items():
             self._members[region] = replace(self._members[region], planned=planned)
             self._members[region].graph.install(replace(planned, recorded=False))
+        self._reserve_host()
+
+    def _reserve_host(self) -> None:
+        """Have the host's memory for any row that was seen. A graph that runs twice in a row takes twice as much."""
+        rows = [*self._rows, tuple(self._members)]
+        size = max(sum(region.host_bytes for region in row) for row in rows)
+        self.host_room.reserve(size, next(iter(self._members)).traced.device)
+        if size > self._host_limit:
+            self._say(
+                "elbowroom: a compiled model runs a graph several times before its backward, and so has "
+                f"{format_bytes(size)} on the host, more than its host_budget of {format_bytes(self._host_limit)}; "
+                "elbowroom.fit plans for that"
+            )
 
     def _planned_together(self, row: Row, options: Options) -> list[Planned]:
         graphs = [self._members[region].graph for region in row]

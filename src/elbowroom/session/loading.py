@@ -8,6 +8,7 @@ runs on trial and must fit as measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elbowroom.capture.fingerprint import fingerprint
@@ -19,10 +20,13 @@ from elbowroom.plan.plan import Plan
 from elbowroom.plan.planner import Planned
 from elbowroom.plan.regions import Order, RegionPlan
 from elbowroom.plan.together import peak_together
+from elbowroom.problem.platform import Platform
 from elbowroom.session.planning import needs_trials
 from elbowroom.step.allocator import room_within
 from elbowroom.step.program import Program, make_program
 from elbowroom.step.referee import predict
+from elbowroom.step.slab import slab_of
+from elbowroom.step.timeline import time_line
 from elbowroom.units import format_bytes
 
 if TYPE_CHECKING:
@@ -35,11 +39,18 @@ def confirmed(
     resident: Mapping[str, int],
     budget: int,
     trials: Callable[[], Trials],
+    host_bytes: int | None = None,
 ) -> list[Planned]:
-    """The plans of a file for the graphs of a step, or an `InputError` that says why they cannot be had."""
+    """The plans of a file for the graphs of a step, or an `InputError` that says why they cannot be had.
+
+    Values that move do so as the file says, whatever moves otherwise, within `host_bytes` or what the file allows.
+    """
     _check_made_for(plan, graphs)
+    platform = platform_here(plan, host_bytes)
     is_exact = not needs_trials(graphs, budget, resident)
-    planned = [_played(graph, region, is_exact) for graph, region in zip(graphs, plan.regions, strict=True)]
+    pairs = zip(graphs, plan.regions, strict=True)
+    planned = [_played(graph, region, platform, is_exact) for graph, region in pairs]
+    _check_host(graphs, planned, None if platform is None else platform.host_bytes)
     cuda = graphs[0].device.type == "cuda"
     room = room_within(budget, sum(resident.values()), cuda=cuda, is_measured=True)
     if plan.recorded or not is_exact:
@@ -64,16 +75,33 @@ def _check_made_for(plan: Plan, graphs: Sequence[Plannable]) -> None:
         raise InputError("plan", f"it was made with {different[0]} {was}, and this is {now}; plan again")
 
 
-def _played(graph: Plannable, region: RegionPlan, is_exact: bool) -> Planned:
+def platform_here(plan: Plan, host_bytes: int | None) -> Platform | None:
+    """The link that a plan was made for, with the memory that the host gives here, or what the plan says."""
+    if plan.platform is None or host_bytes is None:
+        return plan.platform
+    return replace(plan.platform, host_bytes=host_bytes)
+
+
+def _check_host(graphs: Sequence[Plannable], planned: Sequence[Planned], host_bytes: int | None) -> None:
+    """What all graphs have on the host is there at the same time."""
+    pairs = zip(graphs, planned, strict=True)
+    needed = sum(slab_of(graph.planner.graph, plan.program).bytes for graph, plan in pairs)
+    if host_bytes is not None and needed > host_bytes:
+        needs, has = format_bytes(needed), format_bytes(host_bytes)
+        raise InputError("plan", f"it moves values that take {needs} on the host, and the host budget is {has}")
+
+
+def _played(graph: Plannable, region: RegionPlan, platform: Platform | None, is_exact: bool) -> Planned:
     """A region's program with the referee's own prediction.
 
     Where that is exact, the file must not say less. Elsewhere workspaces differ from one measurement to the next,
-    and a trial decides.
+    and a trial decides. What all graphs have on the host is checked afterwards.
     """
     planner = graph.planner
+    link = None if platform is None else replace(platform, host_bytes=None)
     try:
         program = _program(graph, region)
-        prediction = predict(planner.graph, program, planner.around)
+        prediction = predict(planner.graph, program, planner.around, link)
     except InvalidProgram as refusal:
         raise InputError("plan", f"the referee refuses it: {refusal}; plan again") from None
     if is_exact and isinstance(region.program, Program) and prediction.peak_bytes > region.predicted_peak_bytes:
@@ -82,7 +110,11 @@ def _played(graph: Plannable, region: RegionPlan, is_exact: bool) -> Planned:
             "plan",
             f"it says that it takes {says}, and the referee counts {takes} with what was measured here; plan again",
         )
-    return Planned(program, prediction, region.method, recorded=region.recorded, why=region.why)
+    planned = Planned(program, prediction, region.method, recorded=region.recorded, why=region.why)
+    if not program.moves:
+        return planned
+    time_s = time_line(planner.graph, program, planner.around, link).time
+    return replace(planned, waits_s=max(0.0, time_s - prediction.time_s), platform=platform)
 
 
 def _program(graph: Plannable, region: RegionPlan) -> Program:

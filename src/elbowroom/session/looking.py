@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, NoReturn
 from weakref import finalize
 
 import torch
@@ -66,6 +66,11 @@ class NotWhole(Exception):
         super().__init__(why)
         self.why, self.in_parts, self.failed = why, in_parts, failed
 
+    def fail(self) -> NoReturn:
+        """Where planning would take what failed for its own."""
+        assert self.failed is not None
+        raise self.failed
+
 
 class _Refused(Exception):
     """A graph that cannot be planned."""
@@ -90,6 +95,7 @@ class Looker:
     ) -> None:
         self.model = model
         self.looks, self.part_looks = Looks(), Looks()  # shared by the graphs of whole steps, and by those of parts
+        self.part_looks.host_room = self.looks.host_room
         self._random: Any = None  # the state of Python's generator before the present call, where it is known
         self._draws = False  # whether a step is known to draw from it
         self._step = step

@@ -14,7 +14,7 @@ from torch.utils._triton import has_triton
 from elbowroom.errors import InputError
 from elbowroom.measure.resident import device_bytes
 from elbowroom.plan.plan import Plan
-from elbowroom.units import parse_bytes
+from elbowroom.units import parse_bytes, parse_rate
 
 
 class Wishes(TypedDict, total=False):
@@ -32,6 +32,9 @@ class Wishes(TypedDict, total=False):
     compilations: int
     cuda_graphs: bool
     accumulates: bool
+    offload: str
+    host_budget: int | str | None
+    link: float | str | None
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,11 @@ class Options:
     model is on a GPU and a compiler is there. For fused ones at most `compilations` plans are compiled and measured
     for a budget; with `cuda_graphs` they are replayed as such where that is faster. With `accumulates`, gradients of
     earlier backwards are there when a step begins; else that is found out when it happens.
+
+    `offload` says whether values move to the host's memory and back: "never"; "auto", on a GPU and where that is
+    faster than computing them again; or "always", wherever the budget does not hold everything. They have
+    `host_budget` bytes there, or a share of what is free (`host_link.py`). `link` is how fast they move, as measured
+    if it is not given.
     """
 
     budget: int | str
@@ -61,12 +69,21 @@ class Options:
     compilations: int = 3
     cuda_graphs: bool = True
     accumulates: bool = False
+    offload: str = "never"
+    host_budget: int | str | None = None
+    link: float | str | None = None
 
     def __post_init__(self) -> None:
         if self.times not in ("measure", "estimate"):
             raise InputError("times", f'must be "measure" or "estimate", not {self.times!r}')
         if self.kernels not in ("auto", "torch", "inductor"):
             raise InputError("kernels", f'must be "auto", "torch" or "inductor", not {self.kernels!r}')
+        if self.offload not in ("never", "auto", "always"):
+            raise InputError("offload", f'must be "never", "auto" or "always", not {self.offload!r:.40}')
+        if self.host_budget is not None:
+            parse_bytes(self.host_budget, field="host_budget", device_bytes=1)
+        if self.link is not None:
+            parse_rate(self.link)
         for name in ("max_shapes", "forwards", "compilations"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:

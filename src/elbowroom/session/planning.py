@@ -11,7 +11,7 @@ from torch import nn
 from elbowroom.capture.fingerprint import fingerprint
 from elbowroom.capture.joint_graph import Captured
 from elbowroom.capture.torch_version import TORCH
-from elbowroom.errors import BudgetTooSmall, InputError, Unplanned
+from elbowroom.errors import BudgetTooSmall, HostMemoryRefused, InputError, Unplanned
 from elbowroom.execute.emitter import copied_gradients
 from elbowroom.execute.plannable import Plannable
 from elbowroom.execute.region import Region
@@ -21,6 +21,7 @@ from elbowroom.measure.resident import rounded
 from elbowroom.plan.planner import Planned, Planner
 from elbowroom.plan.together import peak_together, plan_together
 from elbowroom.progress import progress_bar
+from elbowroom.session.host_link import STILL, Moving
 from elbowroom.session.saying import compiling_failed, neither_fits, too_small
 from elbowroom.step.allocator import room_within
 from elbowroom.step.referee import Surroundings
@@ -43,13 +44,15 @@ class Planners:
     def __init__(self) -> None:
         self._known: dict[str, list[Planner]] = {}
 
-    def of(self, captured: Captured, around: Surroundings) -> Planner:
+    def of(self, captured: Captured, around: Surroundings, moving: Moving = STILL) -> Planner:
         known = self._known.setdefault(fingerprint(captured), [])
         for planner in known:
-            if planner.around == around and planner.graph == captured.graph:
+            same = planner.platform == moving.platform and planner.prefers_moves == moving.preferred
+            if same and planner.around == around and planner.graph == captured.graph:
                 return planner
-        known.append(Planner(captured.graph, around))
-        return known[-1]
+        planner = Planner(captured.graph, around, platform=moving.platform, prefers_moves=moving.preferred)
+        known.append(planner)
+        return planner
 
 
 def plannable(
@@ -59,9 +62,11 @@ def plannable(
     *,
     loss_inside: bool,
     late: Mapping[int, nn.Parameter] | None = None,
+    moving: Moving = STILL,
 ) -> Plannable:
     """A measured graph with its planner. `late` are parameters that have no gradient before the backward makes it."""
-    return Plannable(region, graph, planners.of(graph.captured, surroundings(graph, loss_inside, late or {})))
+    around = surroundings(graph, loss_inside, late or {})
+    return Plannable(region, graph, planners.of(graph.captured, around, moving))
 
 
 def surroundings(graph: Measured, loss_inside: bool, late: Mapping[int, nn.Parameter]) -> Surroundings:
@@ -158,7 +163,7 @@ def fused_or_plain(fused: Callable[[], _T], plain: Callable[[], _T], say: Callab
     """What fused kernels give; where they fail or do not fit, what PyTorch's give, and the reason is said."""
     try:
         return fused()
-    except (InputError, Unplanned):
+    except (HostMemoryRefused, InputError, Unplanned):
         raise
     except BudgetTooSmall as refusal:
         failure: Exception = refusal

@@ -13,6 +13,7 @@ from elbowroom.errors import BudgetTooSmall, Unplanned, first_line
 from elbowroom.execute.plannable import Plannable
 from elbowroom.plan.planner import Planned
 from elbowroom.plan.together import least_together, peak_together
+from elbowroom.plan.values.moves import carriers
 from elbowroom.plan.words import sizes_in_words
 from elbowroom.session.options import Options
 from elbowroom.step.allocator import budget_for
@@ -98,7 +99,19 @@ def too_small(
     what, remedy = "found for this model and batch", "Raise the budget or make the batch smaller"
     if kept:
         remedy += "; or begin steps without gradients: those of an earlier backward are kept, zero_grad() frees them"
+    if any(_lacks_host_memory(graph, plan) for graph, plan in zip(graphs, least, strict=True)):
+        remedy += "; or pass a larger host_budget=…: values that could move to the host have no room there"
     return budget_too_small(budget, needed, largest, what, remedy)
+
+
+def _lacks_host_memory(graph: Plannable, plan: Planned) -> bool:
+    """Whether a program saves something that would move if the host had room for it."""
+    planner = graph.planner
+    if planner.platform is None or planner.platform.host_bytes is None:
+        return False
+    left = planner.platform.host_bytes - plan.prediction.host_bytes
+    movable = set(carriers(planner.graph).values())
+    return any(op in movable and planner.graph.value_bytes(op) > left for op in plan.program.saved)
 
 
 def budget_too_small(

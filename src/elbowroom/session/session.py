@@ -31,7 +31,7 @@ from elbowroom.session.options import Options
 from elbowroom.session.planning import fused_or_plain
 from elbowroom.session.row import Row
 from elbowroom.session.saying import no_backward, ran_without_program, say_fallback, too_many_shapes
-from elbowroom.session.steps import Entry, StepPlanner
+from elbowroom.session.steps import Entry, StepPlanner, reserve_host
 from elbowroom.session.traces import MOST_TRACES, Traces
 from elbowroom.units import format_bytes, parse_bytes
 
@@ -163,9 +163,7 @@ class Session(Handle):
             self._traced_midway = False
             entry.generation = _STALE
             gc.collect()  # tracing leaves rings with the step's values, of which PyTorch collects the young
-        elif (
-            looks.begun - begun < expected
-        ):  # data may have led the step elsewhere, or PyTorch runs some of it as it is
+        elif looks.begun - begun < expected:  # data led the step elsewhere, or PyTorch runs some of it as it is
             if left_out := unplanned_nodes(self.model, outputs):
                 self._say_unplanned(ran_without_program(left_out))
             if looks.begun == begun:
@@ -176,13 +174,13 @@ class Session(Handle):
     # --- watching ---
 
     def _awaits_backward(self) -> bool:
-        looker, instead = self._looker, self._instead
-        waits = looker.looks.await_backward or looker.part_looks.await_backward
-        return waits or (instead is not None and instead._awaits_backward())
+        waits = self._looker.looks.await_backward or self._looker.part_looks.await_backward
+        return waits or (self._instead is not None and self._instead._awaits_backward())
 
     def _leave_room(self, entry: Entry) -> None:
         """Plan a step again that took more than its budget; if that does not fit, the plan stays and it is said."""
         self._planner.leave_room(entry)
+        reserve_host(self._looker.looks.host_room, self.entries.values())
         if entry.shortfall:
             self._say_unplanned(entry.shortfall)
 
@@ -263,12 +261,7 @@ class Session(Handle):
             return self._plan_parts(args, kwargs)
         self._looker.raise_own_error(args, kwargs)
         if refusal.failed is not None and self.options.fuses:
-
-            def fail() -> Entry:
-                assert refusal.failed is not None
-                raise refusal.failed
-
-            return self._plan_new(key, fail, args, kwargs)
+            return self._plan_new(key, refusal.fail, args, kwargs)
         return self._remember(Entry(key, unplanned=refusal.why))
 
     def _plan_parts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:
@@ -306,7 +299,12 @@ class Session(Handle):
             entry = plan()
         entry.generation = self._looker.generation
         give_back_cached()
-        return self._remember(entry)
+        reserve_host(self._looker.looks.host_room, [*self.entries.values(), entry])
+        self._remember(entry)
+        reserve_host(
+            self._looker.looks.host_room, self.entries.values()
+        )  # without one that it has taken the place of
+        return entry
 
     def _is_full(self, key: Any) -> bool:
         shapes = {entry.key for entry in self.entries.values() if entry.graphs or entry.instead is not None}
@@ -422,12 +420,14 @@ class Session(Handle):
         self._planner.replan(entries, options)
         for region in self._midway - {region for entry in entries for region in entry.regions}:
             region.uninstall()
-        if self._instead is not None:
-            try:
+        try:
+            reserve_host(self._looker.looks.host_room, self.entries.values())
+            if self._instead is not None:
                 tell_instead(self._instead)
-            except BaseException:
-                self._planner.replan(entries, old)
-                raise
+        except BaseException:
+            self._planner.replan(entries, old)
+            reserve_host(self._looker.looks.host_room, self.entries.values())
+            raise
         give_back_cached()
         self.options = options
         self.said.clear()  # what is not planned is said again, of the new budget

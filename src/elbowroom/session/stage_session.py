@@ -1,13 +1,13 @@
 """A model that runs stage by stage, as the user wrote it, under the same planner: the road that needs no tracing.
 
 Taken for `stages=[…]`, and for an `nn.Sequential` that cannot be traced (module backward hooks). Coarser than
-programs: a stage is saved whole, its input is kept, or nothing is.
+programs: a stage is saved whole, its input is kept, or nothing is; and what is kept may move to the host whole.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -19,24 +19,28 @@ from torch.utils._pytree import tree_leaves
 from elbowroom.capture.unplanned import hook_of_all_modules
 from elbowroom.errors import BudgetTooSmall, InputError
 from elbowroom.execute.by_stages.measuring import fuse_stages, has_hooks, measure_stages, stages_of
-from elbowroom.execute.by_stages.runner import ChainRunner
+from elbowroom.execute.by_stages.runner import ChainRunner, HostSide
+from elbowroom.execute.by_stages.scheduling import Moving, Scheduled, schedule_within
+from elbowroom.execute.by_stages.staying import Staying, measure_staying
+from elbowroom.execute.to_host.host_room import HostRoom
 from elbowroom.measure.cache import setting_of
 from elbowroom.measure.resident import device_bytes, optimizer_bytes, resident_bytes
 from elbowroom.plan.plan import Plan
 from elbowroom.plan.regions import ModulePlan, RegionPlan
-from elbowroom.problem import Chain
+from elbowroom.problem import Chain, Platform
 from elbowroom.progress import progress_bar
 from elbowroom.schedule import Forward, Schedule
 from elbowroom.session.calls import call_key, shown_call
 from elbowroom.session.handle import Handle
+from elbowroom.session.host_link import platform_of
 from elbowroom.session.inputs import check_optimizer, checked_loss
 from elbowroom.session.options import Options
 from elbowroom.session.planning import planned_all
 from elbowroom.session.saying import budget_too_small, short_of_room, too_many_shapes
 from elbowroom.session.watching import OUTSIDE, WATCHED_STEPS, more_outside
-from elbowroom.solve import Result, solve
+from elbowroom.solve import solve
 from elbowroom.step.allocator import budget_for, room_within
-from elbowroom.units import parse_bytes
+from elbowroom.units import format_bytes, parse_bytes
 
 
 @dataclass
@@ -49,6 +53,7 @@ class StageEntry:
     key: Any
     stages: Sequence[nn.Module]
     chain: Chain
+    staying: Staying
     resident: Mapping[str, int]
     plan: Plan
     runner: ChainRunner
@@ -86,6 +91,8 @@ class StageSession(Handle):
         self._loss = options.loss
         self._arguments = arguments
         self._outside: dict[Any, int] = {}  # bytes that calls of a key were seen to take outside their plans
+        self._platform: Platform | None = None  # found when a step is first planned, and the same from then on
+        self._host_room = HostRoom()
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if (unplanned := self._unplanned(args, kwargs)) is not None:
@@ -110,8 +117,10 @@ class StageSession(Handle):
         entry = self.entries.get(key)
         if entry is None or entry.makeup != _makeup(stages):
             entry = self.entries[key] = self._plan(key, stages, args)
+            self._reserve_host(self.entries.values())
         elif entry.excess_bytes:
             entry = self.entries[key] = self._with_more_room(entry)
+            self._reserve_host(self.entries.values())
         self._latest = entry
         return entry
 
@@ -187,6 +196,7 @@ class StageSession(Handle):
         if options.optimizer is not None:
             state["optimizer"] = optimizer_bytes(options.optimizer, _device(self.model, ()))
         planned = planned_all(partial(self._scheduled_like, entry, state, options) for entry in self.entries.values())
+        self._reserve_host(planned)
         self._watch.give_up()
         self.options = options
         self.said.clear()  # what is not planned is said again, of the new budget
@@ -214,10 +224,12 @@ class StageSession(Handle):
         with progress_bar("measuring stages") as report:
             stages = fuse_stages(stages, _one(inputs))
             chain = measure_stages(stages, _one(inputs), device=device, keeps_output=True, progress=report)
+            staying = self._measured_staying(stages, _one(inputs), chain, device)
         chain = _with_outside(chain)
         resident = resident_bytes(self.model, args, self.options.optimizer, device)
         outside = self._outside.get(key, 0)
-        planned = partial(self._scheduled, key, stages, chain, resident, shown_call(args, {}), makeup, self.options)
+        called = shown_call(args, {})
+        planned = partial(self._scheduled, key, stages, chain, staying, resident, called, makeup, self.options)
         try:
             return planned(outside)
         except BudgetTooSmall as refusal:
@@ -228,15 +240,15 @@ class StageSession(Handle):
     def _scheduled_like(self, known: StageEntry, state: Mapping[str, int], options: Options) -> StageEntry:
         """The same stages planned again; `state` is what else is known of what is resident."""
         resident, outside = {**known.resident, **state}, self._outside.get(known.key, 0)
-        return self._scheduled(
-            known.key, known.stages, known.chain, resident, known.plan.inputs, known.makeup, options, outside
-        )
+        stages, chain, staying, inputs = known.stages, known.chain, known.staying, known.plan.inputs
+        return self._scheduled(known.key, stages, chain, staying, resident, inputs, known.makeup, options, outside)
 
     def _scheduled(
         self,
         key: Any,
         stages: Sequence[nn.Module],
         chain: Chain,
+        staying: Staying,
         resident: Mapping[str, int],
         inputs: str,
         makeup: Makeup,
@@ -249,13 +261,32 @@ class StageSession(Handle):
         device = _device(self.model, ())
         cuda = device.type == "cuda"
         room = room_within(options.budget_bytes, sum(outer.values()), cuda=cuda)
-        result = solve(chain, max(0, room))
-        if not result.feasible:
-            raise _too_small(options.budget_bytes, outer, chain, result, device)
-        plan = _plan_of(chain, result, options.budget_bytes, outer, inputs, device, self.why)
-        runner = ChainRunner(stages, result.schedule)
+        moving = None
+        if self._platform is not None:
+            moving = Moving(self._platform, staying.bytes, preferred=options.offload == "always")
+        found = schedule_within(chain, room, moving)
+        if not isinstance(found, Scheduled):
+            raise _too_small(options.budget_bytes, outer, chain, found, device, moves=moving is not None)
+        plan = _plan_of(chain, found, options.budget_bytes, outer, inputs, device, self.why)
+        side = HostSide(self._host_room, device, staying.sealed) if found.moves else None
+        runner = ChainRunner(stages, found.runs, side)
         runner.on_backward, runner.hold = self._backward_begins, self._watch.hold
-        return StageEntry(key, stages, chain, resident, plan, runner, makeup)
+        return StageEntry(key, stages, chain, staying, resident, plan, runner, makeup)
+
+    # --- values that move ---
+
+    def _measured_staying(
+        self, stages: Sequence[nn.Module], value: Any, chain: Chain, device: torch.device
+    ) -> Staying:
+        """What stays of values that move; nothing is measured if none do."""
+        if self._platform is None:
+            self._platform = platform_of(self.options, device)
+        return Staying() if self._platform is None else measure_staying(stages, value, chain, device)
+
+    def _reserve_host(self, entries: Iterable[StageEntry]) -> None:
+        """Have the memory on the host that plans need. Steps take turns, so the one that needs most of it counts."""
+        needed = max((entry.runner.host_bytes for entry in entries), default=0)
+        self._host_room.reserve(needed, _device(self.model, ()))
 
 
 def _makeup(stages: Sequence[nn.Module]) -> Makeup:
@@ -289,24 +320,27 @@ def _device(model: nn.Module, args: tuple[Any, ...]) -> torch.device:
 
 
 def _too_small(
-    budget: int, resident: Mapping[str, int], chain: Chain, result: Result, device: torch.device
+    budget: int, resident: Mapping[str, int], chain: Chain, least_bytes: int, device: torch.device, *, moves: bool
 ) -> BudgetTooSmall:
-    least = budget_for(result.least_budget or 0, sum(resident.values()), cuda=device.type == "cuda")
+    least = budget_for(least_bytes, sum(resident.values()), cuda=device.type == "cuda")
     largest = [(name, size) for name, size in resident.items() if size]
     largest += [(f"what stage {stage.name} saves", stage.saved_bytes) for stage in chain.stages]
     remedy = "Raise the budget, make the batch smaller or the stages finer"
+    if moves:
+        remedy += "; or, if host_budget is small, raise that"
     return budget_too_small(budget, least, largest, "for these stages", remedy)
 
 
 def _plan_of(
     chain: Chain,
-    result: Result,
+    found: Scheduled,
     budget: int,
     resident: Mapping[str, int],
     inputs: str,
     device: torch.device,
     why: str,
 ) -> Plan:
+    result = found.result
     everything = sum(stage.forward_time + stage.backward_time for stage in chain.stages)
     plain = solve(chain, solver="store-all")
     assert result.simulation is not None
@@ -314,17 +348,25 @@ def _plan_of(
         fingerprint=hashlib.sha256(str(chain.to_json()).encode()).hexdigest()[:32],
         method=f"stage by stage, {result.solver}",
         program=None,
-        predicted_peak_bytes=result.peak_bytes,
+        predicted_peak_bytes=found.peak_bytes,
         saved_bytes=sum(chain.stages[k].saved_bytes for k in _saved_at_loss(chain, result.schedule)),
         time_s=result.time,
         plain_peak_bytes=plain.peak_bytes,
         plain_saved_bytes=sum(stage.saved_bytes for stage in chain.stages),
         plain_time_s=everything,
-        forward_levels=tuple(span.bytes for span in result.simulation.spans),
+        forward_levels=tuple(span.bytes + found.fixed_bytes for span in result.simulation.spans),
         backward_levels=(),
         modules=_modules(chain, result.schedule),
     )
-    return Plan(budget, dict(resident), (region,), setting_of(device), inputs, (why,))
+    notes = (why, *([_moves_note(found)] if found.moves else []))
+    return Plan(budget, dict(resident), (region,), setting_of(device), inputs, notes)
+
+
+def _moves_note(found: Scheduled) -> str:
+    values, them = (
+        ("One value moves", "it takes") if found.moves == 1 else (f"{found.moves} values move", "they take")
+    )
+    return f"{values} to the host and back, where {them} at most {format_bytes(found.host_bytes)} at once."
 
 
 def _saved_at_loss(chain: Chain, schedule: Schedule) -> list[int]:

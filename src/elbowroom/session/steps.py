@@ -16,6 +16,7 @@ from elbowroom.errors import BudgetTooSmall
 from elbowroom.execute.passed_on import Storage, bytes_besides, storages_behind
 from elbowroom.execute.plannable import Plannable
 from elbowroom.execute.region import Region
+from elbowroom.execute.to_host.host_room import HostRoom
 from elbowroom.measure.cache import setting_of
 from elbowroom.measure.expandable_segments import was_switched_on
 from elbowroom.measure.measured import measured
@@ -24,10 +25,12 @@ from elbowroom.measure.resident import multiplies_matrices, optimizer_bytes, res
 from elbowroom.plan.plan import Plan
 from elbowroom.plan.planner import Planned
 from elbowroom.plan.regions import region_plan
+from elbowroom.problem.platform import Platform
 from elbowroom.session.calls import shown_call
 from elbowroom.session.handle import Handle
+from elbowroom.session.host_link import Moving, given_host_bytes, moving_of
 from elbowroom.session.late_gradients import have_own_room, keeps_gradients, late_parameters, possibly_late
-from elbowroom.session.loading import confirmed
+from elbowroom.session.loading import confirmed, platform_here
 from elbowroom.session.looking import Sight
 from elbowroom.session.options import Options
 from elbowroom.session.planning import (
@@ -79,6 +82,11 @@ class Entry:
         return [region.source for region in self.regions]
 
     @property
+    def host_bytes(self) -> int:
+        """What its programs have on the host at once."""
+        return sum(graph.region.host_bytes for graph in self.graphs)
+
+    @property
     def held_bytes(self) -> int:
         """What forwards of its graphs, and of those that came in their place, have saved for backwards to come."""
         return sum(region.held_bytes for region in {*self.regions, *self.came})
@@ -98,12 +106,13 @@ class Entry:
 class _Found(NamedTuple):
     """Plans of an entry's graphs, and what they take to be resident.
 
-    `shortfall` says why the budget may not be kept, if that is so.
+    `shortfall` says why the budget may not be kept, if that is so. `platform` is that of a plan made earlier.
     """
 
     plans: list[Planned]
     resident: Mapping[str, int]
     shortfall: str = ""
+    platform: Platform | None = None
 
 
 class StepPlanner:
@@ -113,6 +122,7 @@ class StepPlanner:
         self.model = model
         self.options = options
         self._planners = Planners()
+        self._moves: Moving | None = None  # found when a step is first planned
         self._outside: dict[Any, int] = {}  # bytes that calls of a key were seen to take outside their plans
 
     # --- a new step ---
@@ -202,6 +212,7 @@ class StepPlanner:
         """The step's graphs with their planners, as often as they run before the first backward."""
         loss_inside = self.options.loss is not None
         free_bytes = self.options.budget_bytes - sum(resident.values())
+        moving = self._moving(regions[0].traced.device).shared(len(regions) * self.options.forwards)
         found = {
             region: plannable(
                 region,
@@ -209,10 +220,17 @@ class StepPlanner:
                 self._planners,
                 loss_inside=loss_inside,
                 late=late,
+                moving=moving,
             )
             for region in dict.fromkeys(regions)
         }
         return [found[region] for region in [*regions] * self.options.forwards]
+
+    def _moving(self, device: torch.device) -> Moving:
+        """The same for all steps of a session: a plan must not change because the host has less free memory now."""
+        if self._moves is None:
+            self._moves = moving_of(self.options, device)
+        return self._moves
 
     def _found_early_or_late(self, entry: Entry, resident: Mapping[str, int]) -> _Found:
         """The best plans; if gradients that have a place of their own leave too little room, with late ones."""
@@ -264,7 +282,9 @@ class StepPlanner:
     # --- installing ---
 
     def _install(self, entry: Entry, found: _Found, inputs: str) -> None:
-        planned, resident, shortfall = found
+        planned, resident, shortfall, platform = found
+        if platform is None and any(graph.planner.platform is not None for graph in entry.graphs):
+            platform = self._moving(entry.graphs[0].device).platform
         for graph, plan in dict(zip(entry.graphs, planned, strict=True)).items():
             graph.install(plan)
         entry.plan = Plan(
@@ -278,6 +298,7 @@ class StepPlanner:
             inputs=inputs,
             notes=_notes(entry, planned),
             late_gradients=bool(entry.late),
+            platform=platform,
         )
         entry.unwatched, entry.excess_bytes, entry.shortfall = 0 if shortfall else WATCHED_STEPS, 0, shortfall
         is_unkept = not (entry.late or shortfall or keeps_gradients(self.model))
@@ -289,8 +310,10 @@ class StepPlanner:
         """Install a plan made earlier, if it was made for exactly this and the referee confirms it."""
         late = late if plan.late_gradients else {}
         entry = Entry(key, self._graphs(sight.regions, late, resident), None, sight.left_out, list(late.values()))
-        planned = confirmed(plan, entry.graphs, resident, self.options.budget_bytes, lambda: self._trials(entry))
-        self._install(entry, _Found(planned, resident), plan.inputs)
+        budget, host_bytes = self.options.budget_bytes, given_host_bytes(self.options)
+        planned = confirmed(plan, entry.graphs, resident, budget, lambda: self._trials(entry), host_bytes)
+        found = _Found(planned, resident, platform=platform_here(plan, host_bytes))
+        self._install(entry, found, plan.inputs)
         return entry
 
     # --- again ---
@@ -366,6 +389,13 @@ class StepPlanner:
             entry.late, entry.trials = list(late.values()), None
 
 
+def reserve_host(room: HostRoom, entries: Iterable[Entry]) -> None:
+    """Have the memory on the host that plans need. Steps take turns, so the one that needs most of it counts."""
+    planned = [entry for entry in entries if entry.graphs]
+    if planned:
+        room.reserve(max(entry.host_bytes for entry in planned), planned[0].graphs[0].device)
+
+
 def _notes(entry: Entry, planned: list[Planned]) -> tuple[str, ...]:
     notes: tuple[str, ...] = ()
     if entry.late:
@@ -375,6 +405,8 @@ def _notes(entry: Entry, planned: list[Planned]) -> tuple[str, ...]:
         notes += (f"{'Inductor' if fused else 'PyTorch'}'s kernels: the peak is measured, times are estimates.",)
     if any(plan.recorded for plan in planned):
         notes += ("Replayed as CUDA graphs: their memory is held between steps, too.",)
+    if any(plan.program.moves for plan in planned) and entry.graphs[0].device.type != "cuda":
+        notes += ("Without a GPU values are copied at once, in computing's time, which predicted times leave out.",)
     if was_switched_on():
         notes += ("PyTorch's allocator uses expandable segments: this process may take little more than the budget.",)
     return notes

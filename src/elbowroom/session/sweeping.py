@@ -34,6 +34,8 @@ class Point:
             "time_s": self.plan.time_s,
             "extra_time": self.plan.extra_time,
             "method": self.plan.method,
+            "moved_bytes": self.plan.moved_bytes("to host"),
+            "host_bytes": self.plan.host_bytes,
         }
 
 

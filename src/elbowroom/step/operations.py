@@ -14,11 +14,10 @@ Moving a value to the host and back takes four operations, so that every wait ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from elbowroom.errors import ElbowroomError, InputError
+from elbowroom.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +109,6 @@ _MOVES: dict[str, type[Offload] | type[Release] | type[Prefetch] | type[Await]] 
     "await": Await,
 }
 _RUN_FIELDS = ("again", "frees", "reuses", "accumulates", "last_draw", "viewed_in")
-
-
-def only_runs(operations: Iterable[Operation], who: str) -> tuple[Run, ...]:
-    """The operations, if all of them run operators; `who` cannot move values to the host yet."""
-    runs = []
-    for operation in operations:
-        if not isinstance(operation, Run):
-            name = operation.to_json()[0]
-            raise ElbowroomError(f"{who} cannot {name} values yet: value {operation.value}; plan without offloading")
-        runs.append(operation)
-    return tuple(runs)
 
 
 # --- reading -------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ class Prediction:
     between_bytes: int  # between forward and backward, what happens outside included
     saved_bytes: int
     time_s: float
-    host_bytes: int = 0  # the most that lies on the host at once
+    host_bytes: int = 0  # of all values that go to the host, each of which has a place there
 
     @property
     def peak_bytes(self) -> int:
@@ -134,7 +134,7 @@ class _Referee:
             between,
             saved_bytes,
             self._time,
-            self._host.peak,
+            self._host.bytes,
         )
 
     # --- forward ---
@@ -183,13 +183,15 @@ class _Referee:
             self._check_order(program.forward)
         for what, ops in (("result", graph.results), ("update", graph.updates), ("saved value", program.saved)):
             for op in ops:
-                if op not in values:
+                if op < 0 or op not in values:
                     raise InvalidProgram(f"the {what} {self._name(op)} is not there when the forward ends")
         if len(set(program.saved)) != len(program.saved):
             raise InvalidProgram("a value is saved twice")
         for op in program.saved:
             if not self._ops[op].storable:
                 raise InvalidProgram(f"{self._name(op)} is saved, but only tensors can be")
+        if self._host.leaving and (reason := self._host.under_way(program.saved)):
+            raise InvalidProgram(f"when the forward ends, {reason}")
         left = values.keys() - self._inputs - {*graph.results, *graph.updates, *program.saved}
         if left:
             raise InvalidProgram(f"the forward never frees {self._name(min(left))}")
@@ -343,6 +345,10 @@ class _Referee:
             is_added = any(op == gradient for i, gradient in graph.gradients if i in graph.parameters)
             what = " although it was added to a gradient" if is_added else ""
             raise InvalidProgram(f"the backward never frees {self._name(op)}{what}")
+        if self._host.leaving:
+            raise InvalidProgram(f"when the backward ends, {self._host.under_way()}")
+        for op in self._host.unfetched:
+            raise InvalidProgram(f"{self._name(op)} is copied to the host and never comes back")
         for op in self._states:
             raise InvalidProgram(f"the generator's state kept for {self._name(op)} is never let go")
 
@@ -365,7 +371,7 @@ class _Referee:
         if frees:
             inputs, leaving = self._inputs, self._host.leaving
             for freed in frees:
-                if freed != op and (freed not in values or freed in hidden):
+                if freed != op and (freed < 0 or freed not in values or freed in hidden):
                     raise self._refuse(f"frees {self._name(freed)}, {self._host.where(freed)}")
                 if freed in inputs:
                     raise self._refuse(f"frees {self._name(freed)}, which comes from outside")

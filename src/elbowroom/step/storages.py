@@ -131,6 +131,10 @@ class Memory:
             if not self._holders[copy]:
                 self.now -= self._sizes[copy]
 
+    def bytes_of(self, op: int) -> int:
+        """Of the storages that a value lies in."""
+        return sum(self._sizes[copy] for copy in self.values[op].values())
+
     def protect(self, op: int) -> None:
         """Nothing may be written over this value: autograd may hand it to a second backward."""
         self._from_outside.update(self.values[op].values())

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from elbowroom.errors import ElbowroomError
-from elbowroom.execute.by_stages.measuring import _observe
+from elbowroom.execute.by_stages.measuring import observe
 from elbowroom.execute.by_stages.runner import ChainRunner
 from elbowroom.schedule import Backward, Forward
 from staged import CPU, Lstm, all_rerun, assert_same, inputs, layers, runner_for, state_after, twice
@@ -34,7 +34,7 @@ def test_nothing_is_left_behind():
         run(value).sum().backward()
 
     for each in (forward_only, step):
-        _, [level] = _observe(CPU, each)
+        _, [level] = observe(CPU, each)
         assert level.end == 0
 
 

@@ -69,15 +69,15 @@ def fuse_stages(stages: Sequence[nn.Module], example: Any) -> list[nn.Module]:
     of it joins too: that border costs memory without ever freeing any.
     """
     groups: list[list[nn.Module]] = []
-    with _undisturbed(stages, example), torch.no_grad():
+    with undisturbed_stages(stages, example), torch.no_grad():
         value = tree_map_only(Tensor, torch.clone, example)
         at_input = True  # whether everything so far is views of the model's input
         for i, stage in enumerate(stages):
-            sources = _tensors(value)
+            sources = tensors_in(value)
             versions = [source._version for source in sources]
             value = stage(value)
             wrote = versions != [source._version for source in sources]
-            views = _storages(_tensors(value)) <= _storages(sources)
+            views = _storages(tensors_in(value)) <= _storages(sources)
             if wrote and at_input:
                 raise InputError(
                     f"stages[{i}]", f"{_name(stage)} writes into the model's input, which running again needs"
@@ -112,33 +112,35 @@ def measure_stages(
     if not stages:
         raise InputError("stages", "is empty; there is nothing to measure")
     chosen = torch.empty(0, device=device).device if device is not None else _device_of(stages, example)
-    with _undisturbed(stages, example):
+    with undisturbed_stages(stages, example):
         steps = steps_of(stages)
         forwards: list[_Forward] = []
         sources = [Activation.of(example)]
         for step in steps:
             cost, output = _measured_forward(step, sources[-1], chosen)
             forwards.append(cost)
-            sources[-1] = _moved(sources[-1], torch.device("cpu"))  # together they may be too much for a device
+            sources[-1] = moved_to(sources[-1], torch.device("cpu"))  # together they may be too much for a device
             sources.append(output)
             progress(len(forwards) / len(steps) / 2)
         # From the last to the first, so that each gets gradients as it will: which there are, how they are laid out.
         backwards: list[_Backward] = []
         candidates = _gradients_from_outside(sources.pop())
         for step in reversed(steps):
-            back, gradients = _measured_backward(step, _moved(sources.pop(), chosen), candidates, chosen)
+            back, gradients = _measured_backward(step, moved_to(sources.pop(), chosen), candidates, chosen)
             backwards.insert(0, back)
             candidates = [gradients]
             progress(0.5 + len(backwards) / len(steps) / 2)
     shared = {id(p): p for step in steps for _, _, p in step.shared}
     scalar = torch.empty((), dtype=torch.float64, device=chosen)  # the loss; autograd also holds its gradient
-    held_bytes = 2 * _bytes([scalar], chosen)
-    held_bytes += sum(cost.kept_bytes for cost in forwards) + 2 * _bytes(shared.values(), chosen)
+    held_bytes = 2 * bytes_on([scalar], chosen)
+    held_bytes += sum(cost.kept_bytes for cost in forwards) + 2 * bytes_on(shared.values(), chosen)
     if keeps_output:
         held_bytes += forwards[-1].output_bytes
     measured = [_stage(*each) for each in zip(steps, forwards, backwards, strict=True)]
     outside = Stage("outside", 0, 0, 0, 0, 0, outside_bytes, outside_bytes)
-    return Chain(_bytes(_tensors(example), chosen) + held_bytes, _bytes(gradients, chosen), (*measured, outside))
+    return Chain(
+        bytes_on(tensors_in(example), chosen) + held_bytes, bytes_on(gradients, chosen), (*measured, outside)
+    )
 
 
 @dataclass(frozen=True)
@@ -194,15 +196,15 @@ def _stage(step: Step, alone: _Forward, back: _Backward) -> Stage:
 def _measured_forward(step: Step, source: Activation, device: torch.device) -> tuple[_Forward, Activation]:
     """What a forward costs that saves nothing, and its output."""
     habits = Habits()
-    _run(step, source, habits, saving=False)  # warm-up
+    run_once(step, source, habits, saving=False)  # warm-up
     habits.silent.clear()  # learning that takes memory too
-    (output, found), [level] = _observe(device, lambda _: _run(step, source, habits, saving=False))
+    (output, found), [level] = observe(device, lambda _: run_once(step, source, habits, saving=False))
     time = statistics.median(
-        _timed(device, lambda: _run(step, source, habits, saving=False))[1] for _ in range(REPEATS)
+        _timed(device, lambda: run_once(step, source, habits, saving=False))[1] for _ in range(REPEATS)
     )
-    through = _storages(_tensors(source.leaves))
-    through_bytes = _bytes([leaf for leaf in _tensors(output.leaves) if _storages([leaf]) <= through], device)
-    kept_bytes = _bytes([*found.random.values(), *(kept.copy for kept in found.buffers)], device)
+    through = _storages(tensors_in(source.leaves))
+    through_bytes = bytes_on([leaf for leaf in tensors_in(output.leaves) if _storages([leaf]) <= through], device)
+    kept_bytes = bytes_on([*found.random.values(), *(kept.copy for kept in found.buffers)], device)
     output_bytes = level.end - kept_bytes + through_bytes
     return _Forward(time, output_bytes, max(0, level.peak - output_bytes), through_bytes, kept_bytes), output
 
@@ -215,15 +217,15 @@ def _measured_backward(
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     tried = []
     for gradients in candidates:
-        _backward(gradients, _run(step, source, Habits(), saving=True))  # warm-up
-        results, levels = _observe(
-            device, lambda _: _run(step, source, Habits(), saving=True), partial(_backward, gradients)
+        _backward(gradients, run_once(step, source, Habits(), saving=True))  # warm-up
+        results, levels = observe(
+            device, lambda _: run_once(step, source, Habits(), saving=True), partial(_backward, gradients)
         )
         tried.append((results, levels, gradients))
     results, [saving, level], gradients = max(tried, key=lambda each: each[1][-1].peak)
     habits, savings, backwards = Habits(), [], []
     for _ in range(REPEATS):
-        made, seconds = _timed(device, lambda: _run(step, source, habits, saving=True))
+        made, seconds = _timed(device, lambda: run_once(step, source, habits, saving=True))
         savings.append(seconds)
         backwards.append(_timed(device, partial(_backward, gradients, made))[1])
     for parameter in step.parameters:
@@ -233,8 +235,8 @@ def _measured_backward(
         time=statistics.median(backwards),
         saved_bytes=saving.end,
         saving_overhead_bytes=max(0, saving.peak - saving.end),
-        overhead_bytes=max(0, level.peak - saving.end - _bytes(results, device)),
-        gradient_bytes=_bytes(gradients, device),
+        overhead_bytes=max(0, level.peak - saving.end - bytes_on(results, device)),
+        gradient_bytes=bytes_on(gradients, device),
     )
     return cost, results
 
@@ -246,9 +248,9 @@ def _gradients_from_outside(output: Activation) -> list[Gradients]:
     return [alike] if all(gradient.is_contiguous() for gradient in alike) else [alike, ordered]
 
 
-def _run(step: Step, source: Activation, habits: Habits, *, saving: bool) -> tuple[Any, FirstRun]:
+def run_once(step: Step, source: Activation, habits: Habits, *, saving: bool) -> tuple[Any, FirstRun]:
     """A forward that may run again."""
-    devices = {tensor.device for tensor in (*_tensors(source.leaves), *step.parameters)}
+    devices = {tensor.device for tensor in (*tensors_in(source.leaves), *step.parameters)}
     with Autocast.now().in_force(), remembering(step.stage, devices, habits) as found:
         made = save_all(step, source) if saving else forward(step, source, habits, found)
     return made, found
@@ -269,7 +271,7 @@ class _Level:
     end: int
 
 
-def _observe(device: torch.device, *parts: Callable[[Any], Any]) -> tuple[Any, list[_Level]]:
+def observe(device: torch.device, *parts: Callable[[Any], Any]) -> tuple[Any, list[_Level]]:
     """Run the parts, each on what the one before returned: the last result, and the memory each took."""
     if device.type == "cuda":
         return _observe_cuda(device, *parts)
@@ -315,7 +317,7 @@ def _timed(device: torch.device, run: Callable[[], Any]) -> tuple[Any, float]:
 
 
 @contextmanager
-def _undisturbed(stages: Sequence[nn.Module], example: Any) -> Iterator[None]:
+def undisturbed_stages(stages: Sequence[nn.Module], example: Any) -> Iterator[None]:
     """Parameters with gradients and hooks of their own, copies of buffers; attributes and random streams put back."""
     modules = dict.fromkeys(module for stage in stages for module in stage.modules())
     places: list[Place] = [
@@ -328,7 +330,7 @@ def _undisturbed(stages: Sequence[nn.Module], example: Any) -> Iterator[None]:
     places += [place for module in modules for place in plain_tensors(module)]
     python = PythonState.of(modules, generators_now())
     others = {id(tensor): _other(tensor) for _, _, tensor in places}
-    tensors = (*_tensors(example), *(tensor for _, _, tensor in places))
+    tensors = (*tensors_in(example), *(tensor for _, _, tensor in places))
     cuda = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
     collecting = gc.isenabled()
     gc.disable()  # older garbage must not be freed in the middle of a measurement
@@ -347,17 +349,17 @@ def _other(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
 
 
-def _moved(activation: Activation, device: torch.device) -> Activation:
+def moved_to(activation: Activation, device: torch.device) -> Activation:
     leaves = [leaf.to(device) if isinstance(leaf, Tensor) else leaf for leaf in activation.leaves]
     return replace(activation, leaves=tuple(leaves))
 
 
 def _device_of(stages: Sequence[nn.Module], example: Any) -> torch.device:
-    tensors = [*_tensors(example), *(p for stage in stages for p in stage.parameters())]
+    tensors = [*tensors_in(example), *(p for stage in stages for p in stage.parameters())]
     return tensors[0].device if tensors else torch.device("cpu")
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
@@ -365,7 +367,7 @@ def _storages(tensors: Iterable[Tensor]) -> set[int]:
     return {tensor.untyped_storage()._cdata for tensor in tensors}
 
 
-def _bytes(tensors: Iterable[Tensor | None], device: torch.device) -> int:
+def bytes_on(tensors: Iterable[Tensor | None], device: torch.device) -> int:
     """What the storages behind some tensors take on a device, as its allocator counts."""
     storages = [t.untyped_storage() for t in tensors if t is not None and t.device == device]
     block = BLOCK if device.type == "cuda" else 1

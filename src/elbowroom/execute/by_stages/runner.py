@@ -22,7 +22,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
@@ -31,6 +32,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from elbowroom.errors import ElbowroomError, InputError
+from elbowroom.execute.by_stages.host_space import HostSpace
+from elbowroom.execute.by_stages.moving_storage import Host
+from elbowroom.execute.by_stages.moving_values import MovingValues
 from elbowroom.execute.by_stages.python_state import Generators
 from elbowroom.execute.by_stages.rerun import Autocast, FirstRun, Habits, remembering
 from elbowroom.execute.by_stages.stage_step import (
@@ -42,23 +46,46 @@ from elbowroom.execute.by_stages.stage_step import (
     forward,
     save_all,
     steps_of,
+    tensors_of_modules,
     versions,
 )
+from elbowroom.execute.by_stages.waiting import Await, Entry, Release, WaitingSchedule, key_of
+from elbowroom.execute.to_host.host_room import HostRoom
+from elbowroom.execute.to_host.lanes import lanes_of
+from elbowroom.execute.to_host.lease import Lease
 from elbowroom.problem import Chain, Saving, Stage
-from elbowroom.schedule import Backward, Discard, Forward, Operation, Schedule, simulate
+from elbowroom.schedule import Backward, Discard, Forward, Offload, Prefetch, Schedule, simulate
+from elbowroom.step.slab import Slab
+
+
+@dataclass(frozen=True)
+class HostSide:
+    """Where values of runs go that leave the device. `sealed` are stages (from 1) whose graphs cannot be packed."""
+
+    room: HostRoom
+    device: torch.device
+    sealed: frozenset[int] = frozenset()
 
 
 class ChainRunner:
     """Runs stages by a schedule whose last stage, one more than there are stages, is what happens outside."""
 
-    def __init__(self, stages: Sequence[nn.Module], schedule: Schedule) -> None:
+    def __init__(
+        self, stages: Sequence[nn.Module], schedule: Schedule | WaitingSchedule, host: HostSide | None = None
+    ) -> None:
+        """A schedule with moves has its waits, and a place on the host."""
         self.stages = tuple(stages)
-        self.schedule = tuple(schedule)
-        _check(len(self.stages), self.schedule)
+        self.host = host
+        if isinstance(schedule, WaitingSchedule):
+            self.host_bytes, self.schedule = schedule.host_bytes, schedule.operations
+        else:
+            self.host_bytes, self.schedule = 0, tuple(schedule)
+            _check(len(self.stages), schedule)
         turn = self.schedule.index(Backward(len(self.stages) + 1))
         self.before, self.after = self.schedule[:turn], self.schedule[turn + 1 :]
         runs = Counter(op.at for op in self.schedule if isinstance(op, Forward))
         self.rerun = frozenset(at for at, count in runs.items() if count > 1)
+        self.packed = frozenset() if host is None else _packed(self.schedule) - host.sealed
         self.habits = tuple(Habits() for _ in self.stages)
         self.on_backward: Callable[[], None] = lambda: None  # called when a backward begins
         self.hold: Callable[[], Any] = lambda: None  # what it answers lives as long as a run may have a backward
@@ -69,7 +96,8 @@ class ChainRunner:
             for stage in self.stages:
                 value = stage(value)
             return value
-        run = _Run(self, steps_of(self.stages), Activation.of(value))
+        kind = _Run if self.host is None else _MovingRun
+        run = kind(self, steps_of(self.stages), Activation.of(value))
         self.runs.add(run)
         run.execute(self.before)
         return _attach(run, value)
@@ -111,7 +139,7 @@ class _Run:
         self.used = False
         self.held = runner.hold()
 
-    def execute(self, operations: Iterable[Operation]) -> None:
+    def execute(self, operations: Iterable[Entry]) -> None:
         self.generators = None
         for operation in operations:
             if isinstance(operation, Forward):
@@ -122,6 +150,8 @@ class _Run:
                 self._backward(operation)
                 if all(gradient is None for gradient in self.gradients):
                     break  # nothing below takes a gradient, so the rest of the schedule has no purpose
+            else:
+                self._move(operation)
 
     def _forward(self, operation: Forward) -> None:
         at, save = _number(operation), operation.save
@@ -130,17 +160,16 @@ class _Run:
         step, source = self.steps[at - 1], self._input_of(at)
         with self.autocast.in_force(), self._as_first(at, source):
             if save == "all":
-                self.saved[at] = save_all(step, source)
-                self.plain.pop(at, None)
+                self._save(at, step, source)
             else:
-                self.plain[at] = forward(step, source, self.runner.habits[at - 1], self.found[at])
+                self._keep(at, forward(step, source, self.runner.habits[at - 1], self.found[at]))
         if save == "nothing":
-            self.plain.pop(at - 1, None)
+            self._let_go(at - 1)
 
     def _backward(self, operation: Backward) -> None:
         at = _number(operation)
-        saved, gradients = self.saved.pop(at), self.gradients
-        self.plain.pop(at - 1, None)  # the saved set refers to it as long as it needs it
+        saved, gradients = self._take_saved(at), self.gradients
+        self._let_go(at - 1)  # the saved set refers to it as long as it needs it
         self.gradients, shared = saved.backward(gradients)
         for key, part in shared.items():
             self.sums[key] = self.sums[key] + part if key in self.sums else part
@@ -148,9 +177,27 @@ class _Run:
     def _discard(self, operation: Discard) -> None:
         at = _number(operation)
         if operation.what == "all":
-            del self.saved[at]
+            self._take_saved(at)
         else:
-            del self.plain[at - 1]
+            self._let_go(at - 1)
+
+    # --- what is in memory ---
+
+    def _save(self, at: int, step: Step, source: Activation) -> None:
+        self.saved[at] = save_all(step, source)
+        self._let_go(at)  # the saved set contains it
+
+    def _take_saved(self, at: int) -> SavedSet:
+        return self.saved.pop(at)
+
+    def _keep(self, at: int, activation: Activation) -> None:
+        self.plain[at] = activation
+
+    def _let_go(self, at: int) -> None:
+        self.plain.pop(at, None)
+
+    def _move(self, operation: Entry) -> None:
+        raise AssertionError(f"{operation} needs a place on the host")
 
     def _input_of(self, at: int) -> Activation:
         return self.plain[at - 1] if at - 1 in self.plain else self.saved[at - 1].output
@@ -216,6 +263,97 @@ class _Run:
         self.gradients = ()
         self.runner.runs.discard(self)
         return (*gradients, *(self.sums.pop(key, None) for key in self.shared))
+
+
+class _MovingRun(_Run):
+    """One pass through a schedule with moves. What is on the host is in neither `plain` nor, but for its graph, in
+    `saved`."""
+
+    def __init__(self, runner: ChainRunner, steps: Sequence[Step], source: Activation) -> None:
+        super().__init__(runner, steps, source)
+        side = runner.host
+        assert side is not None
+        self.lease: Lease | None = side.room.lease(Slab({}, runner.host_bytes), side.device)
+        host = Host(HostSpace(self.lease.memory), lanes_of(side.device))
+        self.values = MovingValues(side.device, tensors_of_modules(steps), host)
+        self.values.hold(("plain", 0), source)
+        self.values.stay(("plain", 0))
+
+    def execute(self, operations: Iterable[Entry]) -> None:
+        try:
+            super().execute(operations)
+        except BaseException:
+            self.values.abandon()
+            self.lease = None
+            raise
+
+    def _save(self, at: int, step: Step, source: Activation) -> None:
+        with self.values.packing() if at in self.runner.packed else nullcontext():
+            saved = save_all(step, source)
+        for key in (("saved", at), ("plain", at)):
+            self.values.drop(key)
+        self.values.hold(("saved", at), saved.output)
+        self.saved[at] = saved
+        self.plain.pop(at, None)
+
+    def _take_saved(self, at: int) -> SavedSet:
+        self.values.drop(("saved", at))
+        return super()._take_saved(at)
+
+    def _keep(self, at: int, activation: Activation) -> None:
+        self.values.drop(("plain", at))
+        self.values.hold(("plain", at), activation)
+        super()._keep(at, activation)
+
+    def _let_go(self, at: int) -> None:
+        if not self.values.is_leaving(("plain", at)):  # else it goes by itself
+            self.values.drop(("plain", at))
+            super()._let_go(at)
+
+    def _move(self, operation: Entry) -> None:
+        assert isinstance(operation, Offload | Release | Prefetch | Await)
+        key = key_of(operation)
+        if isinstance(operation, Offload):
+            self.values.offload(key)
+        elif isinstance(operation, Release):
+            if key[0] == "plain":
+                self.plain.pop(key[1], None)
+            else:
+                self.saved[key[1]].set_output(None)
+            self.values.release(key)
+        elif isinstance(operation, Prefetch):
+            self.values.prefetch(key, keep=operation.keep)
+        else:
+            self.values.arrive(key)
+            if key[0] == "plain":
+                self.plain[key[1]] = self.values.activation(key)
+            else:
+                self.saved[key[1]].set_output(self.values.activation(key))
+
+    def take_output(self) -> Activation:
+        last = len(self.steps)
+        key = ("plain" if last in self.plain else "saved", last)
+        self.values.stay(key)
+        output = super().take_output()
+        if key[0] == "plain":
+            self.values.drop(key)
+        return output
+
+    def finish_backward(self, inputs: int) -> Gradients:
+        try:
+            return super().finish_backward(inputs)
+        finally:
+            self._finish_moving()
+
+    def _finish_moving(self) -> None:
+        self.values.finish()
+        self.lease = None
+
+
+def _packed(schedule: Iterable[Entry]) -> frozenset[int]:
+    """The stages whose graphs refer to a value that moves: their own saved set, or their input."""
+    moves = [(op.at, op.what) for op in schedule if isinstance(op, Offload) and isinstance(op.at, int)]
+    return frozenset(stage for at, what in moves for stage in ((at, at + 1) if what == "all" else (at,)))
 
 
 def _number(operation: Forward | Backward | Discard) -> int:

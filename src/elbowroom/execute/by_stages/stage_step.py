@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from elbowroom.errors import InputError
+from elbowroom.execute.by_stages.python_state import plain_tensors
 from elbowroom.execute.by_stages.rerun import FirstRun, Habits, Place, swapped
 
 
@@ -40,6 +41,15 @@ def steps_of(stages: Sequence[nn.Module]) -> list[Step]:
         )
         for stage, of_stage in zip(stages, places, strict=True)
     ]
+
+
+def tensors_of_modules(steps: Sequence[Step]) -> Iterator[Tensor]:
+    """What never leaves: parameters, buffers, and other tensors that modules keep."""
+    for step in steps:
+        yield from step.parameters
+        for module in step.stage.modules():
+            yield from (buffer for buffer in module._buffers.values() if buffer is not None)
+            yield from (tensor for _, _, tensor in plain_tensors(module))
 
 
 @dataclass(frozen=True)
@@ -149,6 +159,10 @@ class SavedSet:
     def take_output(self) -> Activation:
         output, self._output = self.output, None
         return output
+
+    def set_output(self, output: Activation | None) -> None:
+        """None while it is elsewhere."""
+        self._output = output
 
     def backward(self, gradients: Gradients) -> tuple[Gradients, dict[int, Tensor]]:
         """The gradients of the stage's input, and those of its shared parameters; the others' go to `.grad`."""

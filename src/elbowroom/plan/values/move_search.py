@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from elbowroom.plan.values.choices import WHOLE, Choices, Floats, Predicted
-from elbowroom.plan.values.moves import Moved, Placed, carriers, place
+from elbowroom.plan.values.moves import Moved, Placed, carriers, graded, place, tight_program
 from elbowroom.plan.values.traffic import Traffic
 from elbowroom.problem.platform import Platform
 from elbowroom.step.graph import StepGraph
@@ -75,6 +75,15 @@ class MoveSearch:
                 return
         for made in sorted(best.values(), key=lambda made: made.time_s):
             yield from self._bettered(made, room, enough_s)
+
+    def lowest(self, starts: Iterable[Predicted]) -> Moved:
+        """The lowest peak of programs that move nothing, once all of their values move that may."""
+        moved = self._affordable(self._carriers)
+        graph, around, platform = self.graph, self.around, self.platform
+        made = ((program, tight_program(graph, program, moved, around, platform)) for program, _ in starts)
+        program, least = min(made, key=lambda pair: pair[1].prediction.peak_bytes)
+        found = place(graph, program, moved, least.prediction.peak_bytes, around, platform).found
+        return found or graded(graph, least.program, around, platform)
 
     def _chosen(self, starts: Sequence[Predicted], room: int) -> Iterator[_Made]:
         everything = np.zeros(self._choices.count)

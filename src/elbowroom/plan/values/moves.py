@@ -126,6 +126,13 @@ def tight(graph: StepGraph, program: Program, need: Needs) -> Program:
     return replace(program, forward=tuple(forward), backward=tuple(backward), saved=saved)
 
 
+def tight_program(
+    graph: StepGraph, program: Program, values: Iterable[int], around: Surroundings, platform: Platform
+) -> Predicted:
+    """The tight program of some moves, and what it takes."""
+    return _predicted(graph, tight(graph, program, needs(graph, program, values)), around, platform)
+
+
 def _by_index(places: dict[int, int]) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for value, index in places.items():
