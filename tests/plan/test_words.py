@@ -33,6 +33,10 @@ JARGON = re.compile(
         ),
         ("stage by stage, persistent", "computed again stage by stage, stages as they are"),
         ("stage by stage, store-all", "everything is saved"),
+        (
+            "stage by stage, offload-best, with moves",
+            "everything is saved, and tensors moved to the host and back",
+        ),
         ("of a file that was made elsewhere", "of a file that was made elsewhere"),
     ],
 )

@@ -72,7 +72,15 @@ def test_steps_are_plain_ones_and_keep_both_budgets(part):
     host_memory.begin_counting()
     steps(model, plain, count=3)
     assert host_memory.most_bytes() - held == entry.runner.host_bytes, "no step takes more"
-    assert any("move to the host" in note or "moves to the host" in note for note in plan.notes)
+    assert plan.host_bytes == entry.runner.host_bytes
+    assert plan.host_budget_bytes == 64 << 20
+    assert plan.moved_bytes("to host") == sum(
+        module.moved_bytes for region in plan.regions for module in region.modules
+    )
+    assert 0 <= plan.waits_s <= plan.copying_s
+    assert "   to host │" in plan.picture()
+    assert "4 GB/s to the host, 4 GB/s back" in plan.table()
+    assert elbowroom.Plan.from_json(plan.to_json()) == plan
 
 
 def test_a_least_budget_that_is_named_can_be_had():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -176,6 +177,7 @@ def verify_command(
         from elbowroom.measure.host_memory import held_bytes
         from elbowroom.session.checking import check_step
 
+        gc.collect()  # what nobody needs any more would go while the step is measured
         held_before = held_bytes()
         training, session = _fitted(factory, budget, times, kernels, moves)
         _plan_of(training, session)

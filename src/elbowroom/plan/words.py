@@ -58,7 +58,8 @@ def method_in_words(method: str) -> str:
         return f"computed again stage by stage, {count} stage{'' if count == 1 else 's'}"
     kind, _, solver = method.partition(", ")
     if kind == "stage by stage":  # the road without tracing
-        return "everything is saved" if solver == "store-all" else "computed again stage by stage, stages as they are"
+        keeps_all = solver in ("store-all", "offload-best")
+        return "everything is saved" if keeps_all else "computed again stage by stage, stages as they are"
     return method
 
 

@@ -81,3 +81,10 @@ def given_host_bytes(options: Options) -> int | None:
     if options.host_budget is None:
         return None
     return parse_bytes(options.host_budget, field="host_budget", device_bytes=free_host_bytes())
+
+
+def notes_on_moves(device: torch.device) -> tuple[str, ...]:
+    """What a plan that moves values says of that to people, besides figures."""
+    if device.type == "cuda":
+        return ()
+    return ("Without a GPU values are copied at once, in computing's time, which predicted times leave out.",)

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, NoReturn
 from weakref import finalize
 
 import torch
@@ -65,6 +65,11 @@ class NotWhole(Exception):
     def __init__(self, why: str, *, in_parts: bool = False, failed: Exception | None = None) -> None:
         super().__init__(why)
         self.why, self.in_parts, self.failed = why, in_parts, failed
+
+    def fail(self) -> NoReturn:
+        """Where planning would take what failed for its own."""
+        assert self.failed is not None
+        raise self.failed
 
 
 class _Refused(Exception):

@@ -254,12 +254,7 @@ class Session(Handle):
             return self._plan_parts(args, kwargs)
         self._looker.raise_own_error(args, kwargs)
         if refusal.failed is not None and self.options.fuses:
-
-            def fail() -> Entry:
-                assert refusal.failed is not None
-                raise refusal.failed
-
-            return self._plan_new(key, fail, args, kwargs)
+            return self._plan_new(key, refusal.fail, args, kwargs)
         return self._remember(Entry(key, unplanned=refusal.why))
 
     def _plan_parts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry:

@@ -20,19 +20,21 @@ from elbowroom.capture.unplanned import hook_of_all_modules
 from elbowroom.errors import BudgetTooSmall, InputError
 from elbowroom.execute.by_stages.measuring import fuse_stages, has_hooks, measure_stages, stages_of
 from elbowroom.execute.by_stages.runner import ChainRunner, HostSide
-from elbowroom.execute.by_stages.scheduling import Moving, Scheduled, schedule_within
+from elbowroom.execute.by_stages.scheduling import HostLink, Scheduled, schedule_within
 from elbowroom.execute.by_stages.staying import Staying, measure_staying
 from elbowroom.execute.to_host.host_room import HostRoom
 from elbowroom.measure.cache import setting_of
 from elbowroom.measure.resident import device_bytes, optimizer_bytes, resident_bytes
+from elbowroom.plan.moved import Traffic, schedule_traffic
 from elbowroom.plan.plan import Plan
 from elbowroom.plan.regions import ModulePlan, RegionPlan
+from elbowroom.plan.words import MOVED
 from elbowroom.problem import Chain, Platform
 from elbowroom.progress import progress_bar
-from elbowroom.schedule import Forward, Schedule
+from elbowroom.schedule import Forward, Offload, Schedule
 from elbowroom.session.calls import call_key, shown_call
 from elbowroom.session.handle import Handle
-from elbowroom.session.host_link import platform_of
+from elbowroom.session.host_link import Moving, moving_of, notes_on_moves
 from elbowroom.session.inputs import check_optimizer, checked_loss
 from elbowroom.session.options import Options
 from elbowroom.session.planning import planned_all
@@ -40,7 +42,7 @@ from elbowroom.session.saying import budget_too_small, short_of_room, too_many_s
 from elbowroom.session.watching import OUTSIDE, WATCHED_STEPS, more_outside
 from elbowroom.solve import solve
 from elbowroom.step.allocator import budget_for, room_within
-from elbowroom.units import format_bytes, parse_bytes
+from elbowroom.units import parse_bytes
 
 
 @dataclass
@@ -91,7 +93,7 @@ class StageSession(Handle):
         self._loss = options.loss
         self._arguments = arguments
         self._outside: dict[Any, int] = {}  # bytes that calls of a key were seen to take outside their plans
-        self._platform: Platform | None = None  # found when a step is first planned, and the same from then on
+        self._moves: Moving | None = None  # found when a step is first planned, and the same from then on
         self._host_room = HostRoom()
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -261,13 +263,14 @@ class StageSession(Handle):
         device = _device(self.model, ())
         cuda = device.type == "cuda"
         room = room_within(options.budget_bytes, sum(outer.values()), cuda=cuda)
-        moving = None
-        if self._platform is not None:
-            moving = Moving(self._platform, staying.bytes, preferred=options.offload == "always")
-        found = schedule_within(chain, room, moving)
+        link, moves = None, self._moves
+        if moves is not None and moves.platform is not None:
+            link = HostLink(moves.platform, staying.bytes, moves.preferred)
+        found = schedule_within(chain, room, link)
         if not isinstance(found, Scheduled):
-            raise _too_small(options.budget_bytes, outer, chain, found, device, moves=moving is not None)
-        plan = _plan_of(chain, found, options.budget_bytes, outer, inputs, device, self.why)
+            raise _too_small(options.budget_bytes, outer, chain, found, device, moves=link is not None)
+        platform = None if moves is None else moves.platform
+        plan = _plan_of(chain, found, options.budget_bytes, outer, inputs, device, self.why, platform)
         side = HostSide(self._host_room, device, staying.sealed) if found.moves else None
         runner = ChainRunner(stages, found.runs, side)
         runner.on_backward, runner.hold = self._backward_begins, self._watch.hold
@@ -279,9 +282,8 @@ class StageSession(Handle):
         self, stages: Sequence[nn.Module], value: Any, chain: Chain, device: torch.device
     ) -> Staying:
         """What stays of values that move; nothing is measured if none do."""
-        if self._platform is None:
-            self._platform = platform_of(self.options, device)
-        return Staying() if self._platform is None else measure_staying(stages, value, chain, device)
+        self._moves = self._moves or moving_of(self.options, device)
+        return Staying() if self._moves.platform is None else measure_staying(stages, value, chain, device)
 
     def _reserve_host(self, entries: Iterable[StageEntry]) -> None:
         """Have the memory on the host that plans need. Steps take turns, so the one that needs most of it counts."""
@@ -339,14 +341,16 @@ def _plan_of(
     inputs: str,
     device: torch.device,
     why: str,
+    platform: Platform | None,
 ) -> Plan:
     result = found.result
     everything = sum(stage.forward_time + stage.backward_time for stage in chain.stages)
     plain = solve(chain, solver="store-all")
     assert result.simulation is not None
+    traffic = schedule_traffic(chain, result.simulation, found.host_bytes)
     region = RegionPlan(
         fingerprint=hashlib.sha256(str(chain.to_json()).encode()).hexdigest()[:32],
-        method=f"stage by stage, {result.solver}",
+        method=f"stage by stage, {result.solver}{'' if traffic is None else MOVED}",
         program=None,
         predicted_peak_bytes=found.peak_bytes,
         saved_bytes=sum(chain.stages[k].saved_bytes for k in _saved_at_loss(chain, result.schedule)),
@@ -356,30 +360,30 @@ def _plan_of(
         plain_time_s=everything,
         forward_levels=tuple(span.bytes + found.fixed_bytes for span in result.simulation.spans),
         backward_levels=(),
-        modules=_modules(chain, result.schedule),
+        modules=_modules(chain, result.schedule, traffic),
+        traffic=traffic,
     )
-    notes = (why, *([_moves_note(found)] if found.moves else []))
-    return Plan(budget, dict(resident), (region,), setting_of(device), inputs, notes)
-
-
-def _moves_note(found: Scheduled) -> str:
-    values, them = (
-        ("One value moves", "it takes") if found.moves == 1 else (f"{found.moves} values move", "they take")
-    )
-    return f"{values} to the host and back, where {them} at most {format_bytes(found.host_bytes)} at once."
+    notes = (why, *(() if traffic is None else notes_on_moves(device)))
+    return Plan(budget, dict(resident), (region,), setting_of(device), inputs, notes, platform=platform)
 
 
 def _saved_at_loss(chain: Chain, schedule: Schedule) -> list[int]:
-    saved = []
+    """Stages that are saved on the device when the loss begins: what moves is on the host then, or on its way."""
+    saved: list[int] = []
     for operation in schedule:
         if operation == Forward(len(chain), "all"):
             break
         if isinstance(operation, Forward) and operation.save == "all" and isinstance(operation.at, int):
             saved.append(operation.at - 1)
+        if isinstance(operation, Offload) and operation.what == "all":
+            saved = [k for k in saved if k + 1 != operation.at]
     return saved
 
 
-def _modules(chain: Chain, schedule: Schedule) -> tuple[ModulePlan, ...]:
+def _modules(chain: Chain, schedule: Schedule, traffic: Traffic | None) -> tuple[ModulePlan, ...]:
+    moved: dict[int, int] = {}
+    for value in traffic.values if traffic is not None else ():
+        moved[value.value] = moved.get(value.value, 0) + value.bytes
     runs: dict[int, int] = {}
     for operation in schedule:
         if isinstance(operation, Forward) and isinstance(operation.at, int):
@@ -393,6 +397,7 @@ def _modules(chain: Chain, schedule: Schedule) -> tuple[ModulePlan, ...]:
             reruns=runs.get(k + 1, 1) - 1,
             forward_time_s=stage.forward_time,
             rerun_time_s=stage.forward_time * (runs.get(k + 1, 1) - 1),
+            moved_bytes=moved.get(k + 1, 0),
         )
         for k, stage in enumerate(chain.stages[:-1])
     )

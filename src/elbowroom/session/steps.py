@@ -28,7 +28,7 @@ from elbowroom.plan.regions import region_plan
 from elbowroom.problem.platform import Platform
 from elbowroom.session.calls import shown_call
 from elbowroom.session.handle import Handle
-from elbowroom.session.host_link import Moving, given_host_bytes, moving_of
+from elbowroom.session.host_link import Moving, given_host_bytes, moving_of, notes_on_moves
 from elbowroom.session.late_gradients import have_own_room, keeps_gradients, late_parameters, possibly_late
 from elbowroom.session.loading import confirmed, platform_here
 from elbowroom.session.looking import Sight
@@ -413,8 +413,8 @@ def _notes(entry: Entry, planned: list[Planned]) -> tuple[str, ...]:
         notes += (f"{'Inductor' if fused else 'PyTorch'}'s kernels: the peak is measured, times are estimates.",)
     if any(plan.recorded for plan in planned):
         notes += ("Replayed as CUDA graphs: their memory is held between steps, too.",)
-    if any(plan.program.moves for plan in planned) and entry.graphs[0].device.type != "cuda":
-        notes += ("Without a GPU values are copied at once, in computing's time, which predicted times leave out.",)
+    if any(plan.program.moves for plan in planned):
+        notes += notes_on_moves(entry.graphs[0].device)
     if was_switched_on():
         notes += ("PyTorch's allocator uses expandable segments: this process may take little more than the budget.",)
     return notes

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from delayed import delay_copies
 from elbowroom import solve
@@ -216,6 +217,49 @@ def test_views_strides_and_odd_types():
     torch.manual_seed(0)
     stages = [nn.Linear(16, 16), Odd(), Wide(), nn.Tanh(), nn.Linear(16, 16)]
     assert_moves_as_plain(nn.Sequential(*stages), torch.randn(32, 16))
+
+
+def test_hooks_of_modules_and_parameters():
+    def watched():
+        model, seen = layers(4), []
+        for stage in model:
+            stage.register_full_backward_hook(lambda _, inner, outer: seen.extend([*inner, *outer]))
+            stage.register_full_backward_pre_hook(lambda _, outer: tuple(2 * g for g in outer))
+            stage[0].weight.register_hook(lambda g: 3 * g)
+        return model, seen
+
+    (model, ours), (other, plain) = watched(), watched()
+    value = inputs(requires_grad=True)
+    run, _, _ = run_all_moved(list(model), value)
+    ours.clear()  # of measuring
+    assert_same(state_after(run, model, value), state_after(other, other, value))
+    assert len(ours) == len(plain) > 0
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(ours, plain, strict=True))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.block = Block(size)
+
+    def forward(self, x):
+        return checkpoint(self.block, x, use_reentrant=False)
+
+
+def test_other_hooks_of_saved_tensors():
+    """Inside a stage they keep what they hold; around the run they see what is not packed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(16), Checkpointed(16), nn.Linear(16, 16), Checkpointed(16), Block(16))
+    assert assert_moves_as_plain(model, torch.randn(64, 16)).bytes > 0
+    plain = copy.deepcopy(model)
+    run, _, _ = run_all_moved(list(model), torch.randn(64, 16))
+
+    def around(value):
+        with torch.autograd.graph.save_on_cpu():
+            return run(value)
+
+    value = torch.randn(64, 16)
+    assert_same(state_after(around, model, value), state_after(plain, plain, value))
 
 
 def test_autocast():

@@ -18,7 +18,7 @@ _MANY = 200  # stages, for which the methods that choose between moving and comp
 
 
 @dataclass(frozen=True)
-class Moving:
+class HostLink:
     """The link, the host's memory, and how much of the values that move stays on the device. They are `preferred` to
     values that are computed again, even where that is slower."""
 
@@ -53,7 +53,7 @@ class Scheduled:
         return self.runs.host_bytes if isinstance(self.runs, WaitingSchedule) else 0
 
 
-def schedule_within(chain: Chain, room: int, moving: Moving | None = None) -> Scheduled | int:
+def schedule_within(chain: Chain, room: int, moving: HostLink | None = None) -> Scheduled | int:
     """The fastest schedule found within some bytes, or the least bytes for which there is one."""
     still = solve(chain, max(0, room))
     assert still.least_budget is not None
@@ -76,7 +76,7 @@ def schedule_within(chain: Chain, room: int, moving: Moving | None = None) -> Sc
     return min([still.least_budget, *((result.least_budget or 0) + fixed_bytes for result in results)])
 
 
-def _with_moves(chain: Chain, room: int, moving: Moving) -> Iterator[Result]:
+def _with_moves(chain: Chain, room: int, moving: HostLink) -> Iterator[Result]:
     """Answers of methods that may move values. With little room they say how much they need."""
     methods = ["combined"] if len(chain) <= _MANY else []
     if moving.preferred or not methods:
