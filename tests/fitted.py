@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 from elbowroom.errors import BudgetTooSmall
+from elbowroom.execute.to_host.host_room import HostRoom
 from elbowroom.measure.memory import measure
 
 
@@ -31,6 +35,25 @@ def least_budget(fitted) -> int:
     with pytest.raises(BudgetTooSmall) as too_small:
         fitted.elbowroom.set_budget(1024)
     return too_small.value.least_budget
+
+
+@contextmanager
+def host_memory_given_back() -> Iterator[None]:
+    """Models may live on after the tests inside, in what PyTorch has traced; their memory on the host does not."""
+    rooms: list[weakref.ref[HostRoom]] = []
+    made = HostRoom.__init__
+
+    def remembered(room: HostRoom) -> None:
+        made(room)
+        rooms.append(weakref.ref(room))
+
+    HostRoom.__init__ = remembered
+    try:
+        yield
+    finally:
+        HostRoom.__init__ = made
+        for room in [there for known in rooms if (there := known()) is not None]:
+            room.reserve(0, torch.device("cpu"))
 
 
 def host_room(fitted):

@@ -16,7 +16,9 @@ __version__ = "0.1.0"
 import elbowroom.measure  # noqa: F401
 from elbowroom.errors import (
     BudgetTooSmall,
+    CopyFailed,
     ElbowroomError,
+    HostMemoryRefused,
     InputError,
     InvalidProgram,
     InvalidSchedule,
@@ -52,8 +54,10 @@ _NEED_TORCH = {
 __all__ = [
     "BudgetTooSmall",
     "Chain",
+    "CopyFailed",
     "ElbowroomError",
     "Graph",
+    "HostMemoryRefused",
     "InputError",
     "InvalidProgram",
     "InvalidSchedule",
