@@ -18,6 +18,8 @@ LEAST, MOST = 20, 100
 class Program(int):
     """A number of bytes, predicted; below the most, something is recomputed."""
 
+    moves = ()
+
     @property
     def reruns(self) -> dict[int, int]:
         return {} if self == MOST else {0: 1}
