@@ -49,7 +49,8 @@ def undisturbed(*roots: Any) -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(_no_logs())
-        stack.enter_context(saved_tensors_hooks(_as_it_is, _as_it_is))  # in place of those of a checkpoint around it
+        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # those of a checkpoint, say
+            stack.enter_context(saved_tensors_hooks(_as_it_is, _as_it_is))
         try:
             yield
         finally:
