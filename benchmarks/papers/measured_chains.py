@@ -267,11 +267,11 @@ class Cpu:
         gc.collect()
 
     def levels(self, run: Runs) -> Levels:
-        from elbowroom.execute.by_stages.measuring import _observe
+        from elbowroom.execute.by_stages.measuring import observe
 
         cpu = torch.device("cpu")
-        _, [plain] = _observe(cpu, lambda _: run.plain())
-        _, [saving, back] = _observe(cpu, lambda _: run.saving(), run.backward)
+        _, [plain] = observe(cpu, lambda _: run.plain())
+        _, [saving, back] = observe(cpu, lambda _: run.saving(), run.backward)
         return Levels(plain.peak, saving.peak, saving.end, back.peak)
 
     def times(self, run: Runs, reps: int) -> tuple[list[float], list[float]]:
