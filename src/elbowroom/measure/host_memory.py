@@ -104,10 +104,8 @@ def _pin(owner: HostPiece, memory: torch.Tensor) -> None:
     cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     failure = cudart.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
     if int(failure):
-        with suppress(RuntimeError):
-            torch.zeros(
-                1, device=owner.device
-            )  # PyTorch looks for errors at the next kernel, and would find this one
+        with suppress(RuntimeError):  # PyTorch looks for errors at the next kernel, and is to find this one now
+            torch.zeros(1, device=owner.device)
         raise _refused(memory.numel(), f"pinning it failed with CUDA's error {int(failure)}")
 
     def unpin(kept: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Stands for an emitted program whose values move: gives each forward its part of the host's memory.
+"""Stands for a program whose values move: gives each forward its part of the host's memory.
 
 Among what a forward saves goes a ticket with which its part is held: autograd keeps both as long as a backward may
 come, and the backward finds the part by the ticket's number. Where somebody's hooks put away what is saved, they get
@@ -26,7 +26,7 @@ _HANDED_OUT = -1  # in place of a run's number: the values on the host come alon
 
 
 class MovingProgram:
-    """Its functions take what an emitted program's take, and hand it the part as last argument."""
+    """Its functions take what the program's take, and hand it the part as last argument."""
 
     def __init__(
         self,

@@ -64,14 +64,8 @@ def _prefetch(clock: torch.Tensor, number: int) -> None:
     _lease().prefetch_unseen(number)
 
 
-def _arrive(
-    clock: torch.Tensor,
-    number: int,
-    size: Sequence[int],
-    stride: Sequence[int],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor:
+def _arrive(clock: torch.Tensor, number: int, *form: object) -> torch.Tensor:
+    """`form` is what a trace makes of it; the lease knows what it has."""
     return _lease().arrived(number)
 
 
