@@ -7,7 +7,7 @@ the scripts on a CPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -22,7 +22,7 @@ class Case:
     """A model with a batch, and where a person would place checkpoints in it.
 
     `blocks` are modules to checkpoint, under the word for one of them ("block", "dense layer"). `chain` is the whole
-    model as a sequence of modules, if it is one.
+    model as a sequence of modules, if it is one. It trains under bf16 autocast, or as it is if it `keeps_float32`.
     """
 
     model: nn.Module
@@ -31,6 +31,11 @@ class Case:
     loss: Callable[[Any, torch.Tensor], torch.Tensor]
     blocks: Mapping[str, Sequence[nn.Module]]
     chain: Sequence[nn.Module] = ()
+    keeps_float32: bool = False
+
+
+def in_float32(make: Callable[..., Case], *args: Any) -> Case:
+    return replace(make(*args), keeps_float32=True)
 
 
 def image_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

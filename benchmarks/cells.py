@@ -3,8 +3,8 @@
 A cell is one way to take a step of a model, and becomes one row. Compiling takes minutes, so `--jobs` cells compile
 at once, as long as the GPU's memory holds them. A process that measures stops all others meanwhile (gate.py).
 
-A step is forward, loss and backward under bf16 autocast, with gradients set to None before. Its peak is the most
-allocated at once above parameters, their gradients, buffers and the batch.
+A step is forward, loss and backward under bf16 autocast, or in float32 where its case says so, with gradients set to
+None before. Its peak is the most allocated at once above parameters, their gradients, buffers and the batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -275,10 +275,13 @@ class Bench:
         peak = cost.resident_bytes + cost.peak_bytes - self.resident_bytes
         return {**vars(cost), "resident_bytes": self.resident_bytes, "peak_bytes": peak}
 
+    def autocast(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.case.keeps_float32 else self.device.autocast()
+
     def step(self, call: Callable[..., torch.Tensor]) -> None:
         for parameter in self.case.model.parameters():
             parameter.grad = None
-        with self.device.autocast():
+        with self.autocast():
             loss = call(*self.case.inputs, self.case.target)
         loss.backward()
 
@@ -287,11 +290,11 @@ def run_fitted(bench: Bench, cell: Cell) -> tuple[Row, Any]:
     """elbowroom within the cell's room, or without a limit if it has none: the row, and the plan that ran."""
     from elbowroom.api import fit
 
-    case, device = bench.case, bench.device
+    case = bench.case
     budget = NO_LIMIT if cell.room_bytes is None else bench.resident_bytes + cell.room_bytes
     started = time.perf_counter()
     wishes = {"loss": case.loss, "kernels": cell.kernels, "compilations": bench.compilations, "offload": cell.offload}
-    with device.autocast(), warnings.catch_warnings(record=True) as warned:
+    with bench.autocast(), warnings.catch_warnings(record=True) as warned:
         model = fit(case.model, *case.inputs, case.target, budget=budget, **wishes)
     seconds = time.perf_counter() - started + bench.first(model)
     cost = bench.measure(model)
@@ -325,7 +328,7 @@ def how_it_runs(entry: Any) -> str:
 def tried_as_json(tried: Any) -> dict[str, Any]:
     """A program that was measured on trial: what was predicted of it, and what it took."""
     (plan,) = tried.planned
-    predicted = {"predicted_bytes": plan.prediction.peak_bytes, "predicted_ms": 1e3 * plan.prediction.time_s}
+    predicted = {"predicted_bytes": plan.prediction.peak_bytes, "predicted_ms": 1e3 * plan.time_s}
     measured = {"peak_bytes": tried.peak_bytes, "ms": 1e3 * tried.time_s, "recorded": tried.recorded}
     if tried.recorded:
         predicted["predicted_pool_bytes"] = tried.expected_bytes

@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from cases import TINY_MODELS, Case, densenet, gpt2, llama, resnet, unet
+from cases import TINY_MODELS, Case, densenet, gpt2, in_float32, llama, resnet, unet
 from cells import Bench, Cell, Floor, add_options, check_options, floor_for, measure_alone, run_cell, run_fitted
 from hand_checkpoints import checkpointed
 from row_tables import listed, row_cells, show
@@ -40,7 +40,10 @@ MODELS = {
     "llama-128k": partial(llama, 22, 2048, 32, 4, 5632, 1, 131_072),
     "resnet101-500": partial(resnet, "resnet101", 32, 500),
     "densenet161": partial(densenet, "densenet161", 64),
+    "densenet169": partial(densenet, "densenet169", 64),
     "unet": partial(unet, 16),
+    "gpt2-medium-float32": partial(in_float32, gpt2, 24, 1024, 16, 8, 1024),
+    "resnet101-float32": partial(in_float32, resnet, "resnet101", 64),
 }
 SHARES = (0.75, 0.5, 0.35, 0.25, 0.2, 0.125)  # of what plain execution takes above what is resident
 PEERS = {
@@ -153,8 +156,7 @@ def peer_setting(case: Case, cell: Cell) -> Iterator[None]:
 def on_the_host(plan: Any) -> str:
     from elbowroom.measure.host_memory import held_bytes
 
-    planned = sum(getattr(region, "host_bytes", 0) for region in plan.regions)
-    held = held_bytes()
+    held, planned = held_bytes(), plan.host_bytes
     return f"{held / 2**20:,.0f} MiB on the host, {'as planned' if held == planned else f'PLANNED {planned:,} B'}"
 
 

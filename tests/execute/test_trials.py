@@ -33,7 +33,7 @@ def time_for(size: int) -> float:
 
 def planned(size: int):
     prediction = SimpleNamespace(peak_bytes=size, saved_bytes=0, between_bytes=size, time_s=time_for(size))
-    return SimpleNamespace(program=Program(size), prediction=prediction, time_s=prediction.time_s)
+    return SimpleNamespace(program=Program(size), prediction=prediction, time_s=prediction.time_s, waits_s=0.0)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def loop(monkeypatch):
     Kernels never wait, unless `kernels` says that they would take less.
     """
 
-    def plan_together(planners, room):
+    def plan_together(planners, room, **wishes):
         return [planned(min(MOST, room))] if room >= LEAST else None
 
     def make(measured=lambda size: size, time=time_for, device="cpu", pool=None, replayed=time_for, kernels=time_for):
@@ -118,6 +118,40 @@ def test_a_plan_far_below_the_budget_is_made_again_with_the_difference(loop):
     found = loop(measured=lambda size: size - 10)
     assert best(found, 60).peak_bytes == 60
     assert found.compiled == [60, 70]
+
+
+class Moving(Program):
+    """One that moves values, too."""
+
+    moves = (1,)
+
+
+@pytest.mark.parametrize(
+    ("moving_s", "prefers", "tried", "serves"),
+    [
+        (1.0, False, [True], True),  # as fast as predicted
+        (1.3, False, [True], True),  # the other promises no more than a hundredth less
+        (1.5, False, [True, False], False),  # copies slow it down: what runs again is faster
+        (1.5, True, [True], True),  # moves are wanted all the same
+    ],
+)
+def test_what_moves_is_measured_against_what_runs_again(monkeypatch, moving_s, prefers, tried, serves):
+    """Predicted are 1.0 with moves and 1.3 without."""
+
+    def plan_together(planners, room, *, moves=True):
+        plan = planned(room)
+        plan.program, plan.time_s = (Moving(room - 1), 1.0) if moves else (Program(room), 1.3)
+        return [plan]
+
+    monkeypatch.setattr(trials, "plan_together", plan_together)
+    found = Trials([graph_on("cpu")])
+    found.graphs[0].planner.prefers_moves = prefers
+    times = {True: moving_s, False: 1.3}
+    found._try = lambda plans, room, *, recorded: [
+        Tried(tuple(plans), (Trial(int(plans[0].program), times[bool(plans[0].program.moves)]),), expected_bytes=60)
+    ]
+    assert best(found, 60).moves == serves
+    assert [each.moves for each in found.known] == tried
 
 
 def test_what_promises_less_than_a_hundredth_is_not_compiled(loop):
@@ -258,7 +292,9 @@ def recording(monkeypatch):
         found.seen = seen
         return found
 
-    monkeypatch.setattr(trials, "plan_together", lambda planners, room: [planned(room)] if room >= LEAST else None)
+    monkeypatch.setattr(
+        trials, "plan_together", lambda planners, room, **_: [planned(room)] if room >= LEAST else None
+    )
     return make
 
 

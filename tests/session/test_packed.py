@@ -45,6 +45,7 @@ def within(hooks):
 CALLS = {
     "on the host": within(save_on_cpu),
     "as they are": within(lambda: saved_tensors_hooks(lambda t: t, lambda t: t)),
+    "without their gaps": within(lambda: saved_tensors_hooks(lambda t: t.contiguous().clone(), lambda t: t)),
     "copied": within(lambda: saved_tensors_hooks(torch.clone, lambda t: t)),
     "checkpoint": lambda model, x: checkpoint(model, x, use_reentrant=False),
     "reentrant checkpoint": lambda model, x: checkpoint(model, x, use_reentrant=True),
@@ -60,6 +61,25 @@ def test_gradients_arrive(call):
 @pytest.mark.slow  # a compiler runs
 def test_gradients_of_fused_kernels_arrive():
     assert_gradients_arrive(CALLS["as they are"], Model(0, False), kernels="inductor")
+
+
+class Attention(nn.Module):
+    """Saves slices of one tensor, with gaps in their memory."""
+
+    steps = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (2, -1)).transpose(-3, -2) for part in self.qkv(x[None]).chunk(3, -1))
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_what_hooks_bring_back_without_its_gaps_is_laid_out_as_it_was(kernels):
+    assert_gradients_arrive(CALLS["without their gaps"], Attention(), kernels)
 
 
 def assert_gradients_arrive(call, plain, kernels):

@@ -21,6 +21,7 @@ from elbowroom.capture.joint_graph import Captured, made_real, with_overwritten
 from elbowroom.errors import ElbowroomError
 from elbowroom.execute.accumulation import hooks_wait_for_gradients, on_unpacked, saved_tensors_are_packed
 from elbowroom.execute.emitter import emit, emit_backward, emit_outputs_only
+from elbowroom.execute.layouts import strides_in, with_strides
 from elbowroom.execute.passed_on import PassedOn
 from elbowroom.execute.saved_numbers import as_number, numbers_as_tensors
 from elbowroom.execute.tickets import Tickets
@@ -271,19 +272,25 @@ class Region:
             outputs = self.programs[self.current].forward(arguments)
         if self._takes_numbers:
             outputs = numbers_as_tensors(outputs, len(self.traced.forward_outputs))
-        outputs.append(self.tickets.issue(self.runs, self.current, saved_tensors_are_packed(), held=held))
+        packed = saved_tensors_are_packed()
+        strides = strides_in(outputs[len(self.traced.forward_outputs) :]) if packed else []
+        outputs.append(self.tickets.issue(self.runs, self.current, packed, *strides, held=held))
         return outputs
 
     def backward(self, arguments: list[Any]) -> list[Any]:
         self.looks.on_backward()  # before what the forward held is let go
         arriving = len(self.traced.graph.arriving)
-        run, number, packed = arguments.pop(-arriving - 1).tolist()
+        run, number, packed, *strides = arguments.pop(-arriving - 1).tolist()
         if number < 0:
             raise ElbowroomError("this forward ran only to look at the model; call the fitted model again")
         self.tickets.collect(run)
         if self._takes_numbers:
             arguments[:] = [as_number(argument) for argument in arguments]
-        with on_unpacked() if packed else nullcontext():
+        if not packed:
+            return self._run_backward(arguments, self.programs[number])
+        saved = slice(len(arguments) - arriving)
+        arguments[saved] = with_strides(arguments[saved], strides)
+        with on_unpacked():
             return self._run_backward(arguments, self.programs[number])
 
     def _run_backward(self, arguments: list[Any], ready: Ready) -> list[Any]:

@@ -72,6 +72,11 @@ class Tried:
         return sum(trial.time_s for trial in self.trials)
 
     @property
+    def moves(self) -> bool:
+        """Whether values move to the host."""
+        return any(plan.program.moves for plan in self.planned)
+
+    @property
     def surplus(self) -> int:
         """How much more was measured than expected. Of a recording's gaps the larger play is expected: one that took
         less had luck, which the next need not have."""
@@ -97,7 +102,7 @@ class Tried:
         """Whether its kernels wait for the host, or would in training."""
         if self.recorded:
             return False
-        if self.time_s > _WAITS * self.kernels_s > 0:
+        if self.time_s - self.link_s > _WAITS * self.kernels_s > 0:
             return True
         return _HOST_IN_TRAINING * self.host_s > self._kernels_at_most_s
 
@@ -109,7 +114,7 @@ class Tried:
     @property
     def _kernels_at_most_s(self) -> float:
         """A host that was disturbed makes the step look long, and itself look fast."""
-        return self.kernels_s or min(self.time_s, _predicted_s(self.planned))
+        return self.kernels_s or min(self.time_s, _kernels_s(self.planned))
 
     @property
     def host_s(self) -> float:
@@ -120,6 +125,11 @@ class Tried:
     def kernels_s(self) -> float:
         """0 if that is not known."""
         return sum(trial.kernels_s for trial in self.trials)
+
+    @property
+    def link_s(self) -> float:
+        """What computing is expected to wait for values that move."""
+        return sum(plan.waits_s for plan in self.planned)
 
     def if_recorded(self, planned: Sequence[Planned]) -> float:
         """The least to expect of other plans as a recording, ranked."""
@@ -186,7 +196,9 @@ class Trials:
             return
         launched = [tried for tried in self.known if not tried.recorded]
         recorded = [tried for tried in self.known if tried.recorded]
-        for alike in (launched, recorded):
+        moving = [tried for tried in launched if tried.moves]
+        still = [tried for tried in launched if not tried.moves]
+        for alike in (still, moving, recorded):
             nearest = _nearest(alike, room)
             if nearest is None or self._is_hopeless(nearest, room):
                 continue
@@ -194,23 +206,35 @@ class Trials:
             if last and alike is recorded and all(tried.peak_bytes > room for tried in alike):
                 surplus = max(tried.surplus for tried in alike)
             spared = max(away, int(_UNSURE * abs(surplus)), self._doubt(room) if nearest.recorded else 0)
-            planned = self._plan(room - surplus - spared, recorded=nearest.recorded)
+            moves = alike is moving or not moving
+            planned = self._plan(room - surplus - spared, recorded=nearest.recorded, moves=moves)
             if planned is not None and not self._is_known(planned):
                 yield _Hope(nearest.ranked_as(planned), planned, nearest.recorded)
+        if moving and not still:
+            yield from self._instead_of_moving(_nearest(moving, room), room - away)
         waiting = _nearest([tried for tried in launched if tried.waits], room)
         if waiting is not None and not recorded and self._records:  # it did not fit as it was
             planned = self._plan(room - self._allocators(room) - max(away, self._doubt(room)), recorded=True)
             if planned is not None and not self._is_known(planned):
                 yield _Hope(waiting.if_recorded(planned), planned, recorded=True)
 
+    def _instead_of_moving(self, moving: Tried | None, room: int) -> Iterator[_Hope]:
+        """What to run where nothing moves, if moving has cost more than was expected: copies slow down kernels that
+        are bound by memory, and how much, only a trial shows."""
+        if moving is None or any(graph.planner.prefers_moves for graph in self.graphs):
+            return
+        planned = self._plan(room - max(0, moving.surplus), recorded=False, moves=False)
+        if planned is not None and not self._is_known(planned):
+            yield _Hope(min(moving.ranked_as(planned), _predicted_s(planned)), planned)
+
     def _is_hopeless(self, tried: Tried, room: int) -> bool:
         """Whether it took too much, and all the same no less time than another that fits: with less, it is slower."""
         found = self._fitting(room)
         return tried.peak_bytes > room and found is not None and tried.ranked_s * _GAIN >= found.ranked_s
 
-    def _plan(self, room: int, *, recorded: bool) -> list[Planned] | None:
+    def _plan(self, room: int, *, recorded: bool, moves: bool = True) -> list[Planned] | None:
         if not recorded:
-            return plan_together([graph.planner for graph in self.graphs], room)
+            return plan_together([graph.planner for graph in self.graphs], room, moves=moves)
         found = self.graphs[0].planner.best_sized(room, self._recorded_bytes)
         return None if found is None else [found]
 
@@ -234,7 +258,7 @@ class Trials:
             for graph, plan in zip(self.graphs, planned, strict=True)
             for run in (*plan.program.forward_runs, *plan.program.backward_runs)
         )
-        return _predicted_s(planned) < _SHORT_S * count
+        return _kernels_s(planned) < _SHORT_S * count
 
     def _doubt(self, room: int) -> int:
         """What recordings leave, because more may be missing next time."""
@@ -331,5 +355,9 @@ def _nearest(alike: Sequence[Tried], room: int) -> Tried | None:
     return min(alike, default=None, key=lambda tried: abs(tried.peak_bytes - room))
 
 
-def _predicted_s(planned: Sequence[Planned]) -> float:
+def _kernels_s(planned: Sequence[Planned]) -> float:
     return sum(plan.prediction.time_s for plan in planned)
+
+
+def _predicted_s(planned: Sequence[Planned]) -> float:
+    return sum(plan.time_s for plan in planned)

@@ -137,13 +137,16 @@ class Planner:
         """What the graph looks like, for people: plans do not depend on it."""
         return structure_of(self.graph)
 
-    def best(self, room: int, *, refine: bool = True, report: Progress = lambda part: None) -> Planned | None:
+    def best(
+        self, room: int, *, refine: bool = True, moves: bool = True, report: Progress = lambda part: None
+    ) -> Planned | None:
         """The fastest program found within `room` bytes above what is resident; None if there is none.
 
-        Without `refine` it is not improved value by value, which takes as long as the rest.
+        Without `refine` it is not improved value by value, which takes as long as the rest. Without `moves` it moves
+        nothing to the host.
         """
         best = self._best_still(room, refine=refine, report=report)
-        if self.platform is None or best is self.everything or not refine:
+        if self.platform is None or best is self.everything or not refine or not moves:
             return best
         if room not in self._moved:
             self._moved.add(room)

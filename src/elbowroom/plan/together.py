@@ -11,10 +11,15 @@ from elbowroom.step.referee import peak_in_a_row
 _TURNS = 8  # every turn halves the range of the share: after eight it is known to half a percent
 
 
-def plan_together(planners: list[Planner], room: int, report: Progress = lambda part: None) -> list[Planned] | None:
-    """Plans for graphs that run one after another; None if they do not fit. The same planner may come twice."""
+def plan_together(
+    planners: list[Planner], room: int, *, moves: bool = True, report: Progress = lambda part: None
+) -> list[Planned] | None:
+    """Plans for graphs that run one after another; None if they do not fit. The same planner may come twice.
+
+    Without `moves` values move to the host only where nothing else fits.
+    """
     if len(planners) == 1:
-        found = planners[0].best(room, report=report)
+        found = planners[0].best(room, moves=moves, report=report)
         return None if found is None else [found]
     plans = [planner.everything for planner in planners]
     if peak_together(plans) <= room:
@@ -26,12 +31,12 @@ def plan_together(planners: list[Planner], room: int, report: Progress = lambda 
     for turn in range(_TURNS):  # every graph gets the same share between its least and its most
         report(turn / _TURNS)
         share = (low + high) / 2
-        plans = _shared(planners, share, refine=False)
+        plans = _shared(planners, share, refine=False, moves=moves)
         if peak_together(plans) <= room:
             low, best = share, plans
         else:
             high = share
-    refined = _shared(planners, low, refine=True)  # one may save more than before, within the same peak
+    refined = _shared(planners, low, refine=True, moves=moves)  # one may save more than before, within the same peak
     return refined if peak_together(refined) <= room else best
 
 
@@ -62,9 +67,10 @@ def peak_together(plans: list[Planned]) -> int:
     return peak_in_a_row((plan.prediction.peak_bytes, plan.prediction.saved_bytes) for plan in plans)
 
 
-def _shared(planners: list[Planner], share: float, *, refine: bool) -> list[Planned]:
+def _shared(planners: list[Planner], share: float, *, refine: bool, moves: bool) -> list[Planned]:
     found = {}
     for planner in dict.fromkeys(planners):
         least, most = planner.least.prediction.peak_bytes, planner.everything.prediction.peak_bytes
-        found[planner] = planner.best(int(least + share * (most - least)), refine=refine) or planner.least
+        room = int(least + share * (most - least))
+        found[planner] = planner.best(room, refine=refine, moves=moves) or planner.least
     return [found[planner] for planner in planners]

@@ -91,7 +91,7 @@ def plan_as_predicted(graphs: Sequence[Plannable], budget: int, resident: Mappin
     """The fastest programs that are predicted to fit; None if none do."""
     room = room_within(budget, sum(resident.values()), cuda=_on_cuda(graphs), is_measured=True)
     with progress_bar("planning") as report:
-        return plan_together([graph.planner for graph in graphs], room, report)
+        return plan_together([graph.planner for graph in graphs], room, report=report)
 
 
 def needs_trials(graphs: Sequence[Plannable], budget: int, resident: Mapping[str, int]) -> bool:
