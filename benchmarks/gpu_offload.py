@@ -42,7 +42,7 @@ MODELS = {
     "densenet161": partial(densenet, "densenet161", 64),
     "densenet169": partial(densenet, "densenet169", 64),
     "unet": partial(unet, 16),
-    "gpt2-medium-float32": partial(in_float32, gpt2, 24, 1024, 16, 8, 1024),
+    "gpt2-medium-float32": partial(in_float32, gpt2, 24, 1024, 16, 4, 1024),
     "resnet101-float32": partial(in_float32, resnet, "resnet101", 64),
 }
 SHARES = (0.75, 0.5, 0.35, 0.25, 0.2, 0.125)  # of what plain execution takes above what is resident
@@ -74,6 +74,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", metavar="NAME", default=[], help="which; all of them take hours")
     parser.add_argument("--kernels", choices=["torch", "inductor"], default="torch", help="of plain and ours")
     parser.add_argument("--shares", nargs="+", type=float, default=list(SHARES), help="rooms, as shares of plain")
+    parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS), help="only these")
     add_options(parser)
     options = parser.parse_args()
     known = TINY_MODELS if options.tiny else MODELS
@@ -92,8 +93,8 @@ def run_model(name: str, floor: Floor, options: argparse.Namespace, book: Book) 
     plain = book.add(floor.run_or_take(Cell(name, "plain", "plain", kernels=options.kernels), known))
     if plain.peak_bytes is None:
         return
-    peers = [Cell(name, kind, kind, kernels=options.kernels) for kind in PEERS]
-    with ThreadPoolExecutor(len(peers)) as pool:
+    peers = [Cell(name, kind, kind, kernels=options.kernels) for kind in options.peers]
+    with ThreadPoolExecutor(max(1, len(peers))) as pool:
         rows = [book.add(row) for row in pool.map(lambda cell: floor.run_or_take(cell, known), peers)]
     rooms = {f"{share:.0%} of plain": int(share * plain.peak_bytes) for share in options.shares}
     rooms |= {f"as {row.how}": row.peak_bytes for row in rows if row.peak_bytes is not None}

@@ -24,9 +24,9 @@ pytestmark = [needs_compiler, pytest.mark.usefixtures("quick_compiler")]
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, layers=1) -> None:
         super().__init__()
-        self.body = nn.Linear(16, 16)
+        self.body = nn.Sequential(*(nn.Linear(16, 16) for _ in range(layers)))
         self.drop = nn.Dropout(0.1)
         self.norm = nn.BatchNorm1d(16)
         self.head = nn.Linear(16, 4)
@@ -40,9 +40,10 @@ class Recording:
 
     made = 0
 
-    def __init__(self, fused, arguments, gradients, mode):
+    def __init__(self, fused, arguments, gradients, mode, lease=None):
         assert mode in fused.has_run
         Recording.made += 1
+        self.lease, self.moving = lease, [] if lease is None else [lease]
         graph = fused.captured.graph
         self.fused, self.gradients, self.mode = fused, gradients, mode
         if mode == "return":
@@ -61,7 +62,8 @@ class Recording:
             for gradient in self.gradients:
                 gradient.fill_(torch.nan)
         given = [self.parameters.get(place, value) for place, value in enumerate(arguments)]
-        outputs = self.fused.forward(given)
+        outputs = self.fused.forward([*given, *self.moving])
+        self.join()
         count = len(self.fused.captured.forward_outputs)
         self.values = outputs[count:]
         return [value.clone() for value in outputs[:count]]
@@ -69,7 +71,8 @@ class Recording:
     def backward(self, arriving):
         values, self.values = self.values, None
         given = self.gradients if self.mode != "return" else []
-        returned = self.fused.run_backward([*values, *arriving], given, self.mode)
+        returned = self.fused.run_backward([*values, *arriving, *self.moving], given, self.mode)
+        self.join()
         if self.mode == "return":
             for made, gradient in zip(
                 self.fused.take_gradients(returned, self.gradients), self.gradients, strict=True
@@ -77,28 +80,42 @@ class Recording:
                 gradient.copy_(made)
         return returned
 
+    def join(self):
+        for lease in self.moving:
+            lease.join()
+
     def handed(self, inputs):
         given = iter(inputs)
         pairs = zip(self.fused.handed, self.values, strict=True)
         return [next(given) if i in self.fixed else value for i, value in pairs]
 
 
-@pytest.fixture(scope="module", params=["return", "write"])
+@pytest.fixture(scope="module", params=[("return", False), ("write", False), ("return", True)], ids=str)
 def fitted(request):
-    """Gradients are made in the recording, or they have a place of their own."""
+    """Gradients are made in the recording, or they have a place of their own; values move, or nothing does."""
+    makes, moves = request.param
     torch._dynamo.reset()
     torch.manual_seed(0)
     batch = torch.randn(32, 16), torch.randint(4, (32,))
-    model = elbowroom.fit(Net(), *batch, budget="1GiB", kernels="inductor", times="estimate")
+    model = Net(8 if moves else 1)
+    plan = elbowroom.plan(model, *batch, budget="1GiB", kernels="inductor", times="estimate")
+    budget = plan.peak_bytes - (plan.peak_bytes - plan.resident_bytes) // 4 if moves else "1GiB"
+    offload = "always" if moves else "never"
+    model = elbowroom.fit(model, *batch, budget=budget, kernels="inductor", times="estimate", offload=offload)
+    (entry,) = model.elbowroom.entries.values()
+    build = entry.regions[0].programs[entry.regions[0].current].build
+    assert bool(build.program.moves) == moves
+    model.elbowroom.set_budget("1GiB")  # a recording that is made of launches takes more than was planned
     (entry,) = model.elbowroom.entries.values()
     entry.late = []  # else the session would plan again where gradients are kept, and install another program
     (region,) = entry.regions
-    fused, inputs = region.programs[-1].fused, rehearsal._inputs(region, region.current)
+    region.install(build)
+    fused, inputs = region.programs[region.current].fused, rehearsal._inputs(region, region.current)
     assert fused.has_run == {"return"}  # in its trial
-    if request.param == "write":  # as a trial does it where gradients are little
+    if makes == "write":  # as a trial does it where gradients are little
         with rehearsal._quietly():
             rehearsal._fused_step(fused, inputs, fused.gradient_buffers(inputs), "write")()
-    region.install(replace(region.programs[region.current].build, makes=request.param))
+    region.install(replace(build, makes=makes))
     state = {name: value.clone() for name, value in model.state_dict().items()}
     yield model, batch, state
     torch._dynamo.reset()
@@ -234,6 +251,31 @@ def test_what_cannot_be_recorded_is_launched(fitted, use, monkeypatch):
     model(*batch).backward()
     assert serving.recording is None
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_what_hooks_put_away_is_not_replayed(fitted, use):
+    """They keep no ticket, which would tell that the values are still needed."""
+    model, batch, _ = fitted
+    serving = use(recorded=True)
+    descent(model, batch)
+    zero(model)
+    before = serving._runs
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda value: value):
+        model(*batch).backward()
+    assert serving._runs == before
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_the_hosts_memory_is_given_back_with_the_recording(fitted, use):
+    model, batch, _ = fitted
+    serving = use(recorded=True)
+    descent(model, batch)
+    zero(model)
+    (entry,) = model.elbowroom.entries.values()
+    room = entry.regions[0].looks.host_room
+    assert room.taken_bytes == entry.host_bytes
+    serving.release()
+    assert room.taken_bytes == 0
 
 
 def test_another_shape_gets_the_memory(fitted, use):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 
@@ -103,6 +104,47 @@ def test_fused_programs_move_within_the_budget():
         fitted(*example).backward()
     torch.cuda.synchronize()
     assert torch.cuda.max_memory_allocated() <= budget
+
+
+def test_a_recording_copies_as_the_launched_program_does():
+    model, example = network(), batch()
+    fitted, _budget = fit(model, example, 0.5, kernels="inductor")
+    (entry,) = fitted.elbowroom.entries.values()
+    (region,) = entry.regions
+    build = region.programs[region.current].build
+    assert build.program.moves
+    found = {}
+    for recorded in (False, True):
+        region.install(replace(build, recorded=recorded))
+        found[recorded] = steps(fitted, example, 4)
+    serving = region.programs[region.current].recorder
+    assert serving.recording is not None, "it was not recorded"
+    assert serving._runs > 0
+    for ours, theirs in zip(found[True], found[False], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    del found
+    held, reserved = held_bytes(), torch.cuda.memory_reserved()
+    for _ in range(100):
+        fitted.zero_grad()
+        fitted(*example).backward()
+    torch.cuda.synchronize()
+    assert (held_bytes(), torch.cuda.memory_reserved()) == (held, reserved)
+    print(f"launched {timed(region, build, fitted, example, False):.2f} ms", end=", ")
+    print(f"replayed {timed(region, build, fitted, example, True):.2f} ms, recorded by itself: {build.recorded}")
+
+
+def timed(region, build, fitted, example, recorded):
+    """For people: what steps take."""
+    region.install(replace(build, recorded=recorded))
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for number in range(25):
+        if number == 15:
+            begin.record()
+        fitted.zero_grad()
+        fitted(*example).backward()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 10
 
 
 def test_what_is_held_stays_the_same_over_many_steps():

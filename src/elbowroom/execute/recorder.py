@@ -9,25 +9,31 @@ that PyTorch allows: those steps are launched, with the same results.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from elbowroom.execute.accumulation import engine_accumulates, is_autograds
+from elbowroom.execute.accumulation import engine_accumulates, is_autograds, saved_tensors_are_packed
 from elbowroom.execute.fused import Fused, mode_for
 from elbowroom.execute.fused_graphs import Mode
 from elbowroom.execute.recording import LOG, Recording
 from elbowroom.execute.tickets import ALONE, Tickets, holders
+from elbowroom.execute.to_host.moving_program import MovingProgram, with_lease
 
 _MOVES = 2  # recordings made again because parameters were elsewhere, or gradients kept: after that it is expected
 _PATIENCE = 8  # steps launched before a recording that was given up is made again: it takes as long as some of them
 
 
 class Recorder:
-    """Stands for a fused program. What its forward saves begins with a ticket that tells its backward how it ran."""
+    """Stands for a fused program. What its forward saves begins with a ticket that tells its backward how it ran.
 
-    def __init__(self, fused: Fused, makes: Mode) -> None:
+    Where the program moves values, `moving` launches it.
+    """
+
+    def __init__(self, fused: Fused, makes: Mode, moving: MovingProgram | None = None) -> None:
         self.fused = fused
+        self.moving = moving
         self.makes = makes  # how gradients are made where there are none
         self.recording: Recording | None = None
         self._mode: Mode = "return"
@@ -46,7 +52,7 @@ class Recorder:
         count = len(self.fused.captured.forward_outputs)
         recording = self._ready(arguments)
         if recording is None:
-            outputs = self.fused.forward(arguments)
+            outputs = (self.fused if self.moving is None else self.moving).forward(arguments)
             return [*outputs[:count], torch.tensor((-1,)), *outputs[count:]]
         handed = [arguments[place] for place in self._handed]
         results = recording.forward(arguments)
@@ -66,6 +72,8 @@ class Recorder:
     def _ready(self, arguments: Sequence[Any]) -> Recording | None:
         """A recording to replay, made now if the program has run in the mode that is wanted."""
         if not self._moves_left or self._tickets.waiting:  # the pool holds the values of one forward
+            return None
+        if saved_tensors_are_packed():  # whoever keeps the values elsewhere keeps no ticket
             return None
         parameters = self.fused.parameters_among(arguments)
         if any(map(is_autograds, parameters)):
@@ -95,7 +103,8 @@ class Recorder:
         else:
             self._buffers = self._buffers or [_buffer(parameter) for parameter in parameters]
         try:
-            return Recording(self.fused, arguments, self._buffers, self._mode)
+            lease = None if self.moving is None else self.moving.lease()
+            return Recording(self.fused, arguments, self._buffers, self._mode, lease)
         except Exception as failure:  # something that no recording can hold; launching goes on working
             LOG.info("not recorded: %s", failure)
             self._moves_left, self._buffers = 0, []
@@ -106,8 +115,9 @@ class Recorder:
     def backward(self, arguments: list[Any], without: frozenset[int] = frozenset()) -> list[Any]:
         """No gradient reaches inputs in `without`, which is nothing that was recorded."""
         run = int(arguments.pop(0))
+        launched = partial(self.fused.backward, makes=self.makes, without=without)
         if run < 0:
-            return self.fused.backward(arguments, self.makes, without)
+            return launched(arguments) if self.moving is None else self.moving.backward(arguments, launched)
         recording = self.recording
         assert recording is not None
         assert run == self._runs
@@ -117,7 +127,8 @@ class Recorder:
         again = torch._C._autograd._get_current_graph_task_keep_graph()  # type: ignore[attr-defined]
         if again or without or not self._may_replay(recording, parameters):
             # Launched on the recorded values, with memory of its own: rare enough to take more than was planned.
-            gradients = self.fused.backward([*recording.handed(handed), *arriving], self.makes, without)
+            values = [*recording.handed(handed), *arriving]
+            gradients = launched(values) if recording.lease is None else with_lease(launched, values, recording.lease)
             if not again:
                 self._tickets.collect(run)
                 self._moves_left = 0

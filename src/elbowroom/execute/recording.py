@@ -24,6 +24,7 @@ import torch
 from elbowroom.capture.joint_graph import made_real
 from elbowroom.execute.fused import Fused
 from elbowroom.execute.fused_graphs import Mode
+from elbowroom.execute.to_host.lease import Lease
 from elbowroom.measure.expandable_segments import expandable_segments
 from elbowroom.step.allocator import SMALL
 
@@ -31,12 +32,25 @@ LOG = logging.getLogger("elbowroom")
 
 
 class Recording:
-    """The two graphs, and where in the pool they expect and leave values; `gradients` lie in it, or were given."""
+    """The two graphs, and where in the pool they expect and leave values; `gradients` lie in it, or were given.
 
-    def __init__(self, fused: Fused, arguments: Sequence[Any], gradients: list[torch.Tensor], mode: Mode) -> None:
+    Values that move lie in the part of the host's memory that `lease` is for. It belongs to the recording as the
+    pool does: the graphs copy there and from there whenever they are replayed.
+    """
+
+    def __init__(
+        self,
+        fused: Fused,
+        arguments: Sequence[Any],
+        gradients: list[torch.Tensor],
+        mode: Mode,
+        lease: Lease | None = None,
+    ) -> None:
         """Records a program that has run before in this mode: nothing may be compiled or tuned meanwhile."""
         self.fused = fused
         self.mode = mode
+        self.lease = lease
+        self._moving = [] if lease is None else [lease]  # as the program takes it: after everything else
         self.gradients = gradients
         graph = fused.captured.graph
         self._fixed = [place for place, i in enumerate(graph.inputs) if i in fused.fixed]
@@ -87,7 +101,9 @@ class Recording:
             for place in self._copied:
                 arguments[place] = made_real(nodes[captured.graph.inputs[place]].meta["val"])
             self._batch = [_alias(arguments[place]) for place in self._copied]
+            arguments += self._moving
             outputs = self.fused.forward(arguments)
+            self._join()
         count = len(captured.forward_outputs)
         self._results = [None if value is None else _alias(value) for value in outputs[:count]]
         handed = outputs[count:]
@@ -99,10 +115,17 @@ class Recording:
             self._arriving = [_alias(value) for value in arriving]
             handed += arriving
             del arriving
+            handed += self._moving
             returned = self.fused.run_backward(handed, self.gradients, self.mode)
+            self._join()
             if self.mode == "return":
                 self.gradients = self.fused.take_gradients(returned, parameters)
         self._returned = [None if value is None else _alias(value) for value in returned]
+
+    def _join(self) -> None:
+        """A recording ends when its copies have: the other one cannot wait for them."""
+        for lease in self._moving:
+            lease.join()
 
     @contextmanager
     def _recording(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
@@ -113,6 +136,8 @@ class Recording:
                 yield
         except BaseException:
             _end_broken(self._pool, self._stream)
+            for lease in self._moving:
+                lease.abandon()
             raise
         finally:
             torch.cuda.set_stream(current)  # a recording that fails leaves its own

@@ -211,15 +211,17 @@ class Region:
         fused = self._compiled(build) or Fused(measured.captured, program, measured.channels_last)
         source = partial(fused.source, build.makes)
         backward = partial(fused.backward, makes=build.makes)
-        if program.moves:
-            assert not build.recorded  # nothing plans that
-            return _moving(build, self.looks.host_room, fused.forward, backward, source, fused)
-        if not build.recorded:
-            return Ready(build, fused.forward, backward, lambda a, w: backward(a, without=w), source, fused)
-        from elbowroom.execute.recorder import Recorder
+        moving = _moving_program(build, self.looks.host_room, fused.forward) if program.moves else None
+        if build.recorded:
+            from elbowroom.execute.recorder import Recorder
 
-        recorder = Recorder(fused, build.makes)
-        return Ready(build, recorder.forward, recorder.backward, recorder.backward, source, fused, recorder)
+            recorder = Recorder(fused, build.makes, moving)
+            return Ready(
+                build, recorder.forward, recorder.backward, recorder.backward, source, fused, recorder, moving
+            )
+        if moving is not None:
+            return _moving(build, moving, backward, source, fused)
+        return Ready(build, fused.forward, backward, lambda a, w: backward(a, without=w), source, fused)
 
     def _compiled(self, build: Build) -> Fused | None:
         """The same program, if it was compiled before to run in another way."""
@@ -393,22 +395,26 @@ def _emitted(build: Build, room: HostRoom) -> Ready:
         return backward_for(without)(arguments) if without else emitted.backward(arguments)
 
     if program.moves:
-        return _moving(build, room, emitted.forward, backward, lambda: emitted.source)
+        moving = _moving_program(build, room, emitted.forward)
+        return _moving(build, moving, backward, lambda: emitted.source)
     return Ready(build, emitted.forward, emitted.backward, backward, lambda: emitted.source)
+
+
+def _moving_program(build: Build, room: HostRoom, forward: Callable[[list[Any]], list[Any]]) -> MovingProgram:
+    """Gives each forward a part of the host's memory."""
+    captured = build.measured.captured
+    slab = slab_of(captured.graph, build.program)
+    return MovingProgram(forward, slab, room, captured.device, len(captured.forward_outputs))
 
 
 def _moving(
     build: Build,
-    room: HostRoom,
-    forward: Callable[[list[Any]], list[Any]],
+    moving: MovingProgram,
     backward: Callable[..., list[Any]],
     source: Callable[[], str],
     fused: Fused | None = None,
 ) -> Ready:
-    """A program whose values move; each of its forwards gets a part of the host's memory."""
-    captured = build.measured.captured
-    slab = slab_of(captured.graph, build.program)
-    moving = MovingProgram(forward, slab, room, captured.device, len(captured.forward_outputs))
+    """A program whose values move, launched."""
     return Ready(
         build,
         moving.forward,

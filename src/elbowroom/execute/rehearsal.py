@@ -93,10 +93,11 @@ def recorded(
         assert fused is not None
         try:
             gradients = fused.gradient_buffers(inputs) if makes == "write" else []
-            launch = _fused_step(fused, inputs, gradients, makes)
+            launch = _fused_step(fused, inputs, gradients, makes, ready.moving)
             launch()
             peak, _ = _peak_during(launch, region.traced.device)
-            pool, time = _recorded(fused, inputs, gradients, makes)
+            lease = None if ready.moving is None else ready.moving.lease()
+            pool, time = _recorded(Recording(fused, inputs, gradients, makes, lease), inputs)
         except Exception as failure:  # what cannot be recorded is launched
             LOG.info("not recorded: %s", failure)
             return None
@@ -148,9 +149,8 @@ def _run(
     del results
 
 
-def _recorded(fused: Fused, inputs: Sequence[Any], gradients: list[torch.Tensor], makes: Mode) -> tuple[int, float]:
-    recording = Recording(fused, inputs, gradients, makes)
-    arriving = _arriving(fused.captured)
+def _recorded(recording: Recording, inputs: Sequence[Any]) -> tuple[int, float]:
+    arriving = _arriving(recording.fused.captured)
 
     def step() -> None:
         recording.forward(inputs)

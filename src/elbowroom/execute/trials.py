@@ -102,7 +102,7 @@ class Tried:
         """Whether its kernels wait for the host, or would in training."""
         if self.recorded:
             return False
-        if self.time_s - self.link_s > _WAITS * self.kernels_s > 0:
+        if self.time_s > _WAITS * self.kernels_s > 0:
             return True
         return _HOST_IN_TRAINING * self.host_s > self._kernels_at_most_s
 
@@ -125,11 +125,6 @@ class Tried:
     def kernels_s(self) -> float:
         """0 if that is not known."""
         return sum(trial.kernels_s for trial in self.trials)
-
-    @property
-    def link_s(self) -> float:
-        """What computing is expected to wait for values that move."""
-        return sum(plan.waits_s for plan in self.planned)
 
     def if_recorded(self, planned: Sequence[Planned]) -> float:
         """The least to expect of other plans as a recording, ranked."""
@@ -196,9 +191,8 @@ class Trials:
             return
         launched = [tried for tried in self.known if not tried.recorded]
         recorded = [tried for tried in self.known if tried.recorded]
-        moving = [tried for tried in launched if tried.moves]
-        still = [tried for tried in launched if not tried.moves]
-        for alike in (still, moving, recorded):
+        for alike in (launched, recorded):
+            yield from self._instead_of_moving(alike, room - away)
             nearest = _nearest(alike, room)
             if nearest is None or self._is_hopeless(nearest, room):
                 continue
@@ -206,26 +200,26 @@ class Trials:
             if last and alike is recorded and all(tried.peak_bytes > room for tried in alike):
                 surplus = max(tried.surplus for tried in alike)
             spared = max(away, int(_UNSURE * abs(surplus)), self._doubt(room) if nearest.recorded else 0)
-            moves = alike is moving or not moving
+            moves = nearest.moves or not any(tried.moves for tried in alike)
             planned = self._plan(room - surplus - spared, recorded=nearest.recorded, moves=moves)
             if planned is not None and not self._is_known(planned):
                 yield _Hope(nearest.ranked_as(planned), planned, nearest.recorded)
-        if moving and not still:
-            yield from self._instead_of_moving(_nearest(moving, room), room - away)
         waiting = _nearest([tried for tried in launched if tried.waits], room)
         if waiting is not None and not recorded and self._records:  # it did not fit as it was
             planned = self._plan(room - self._allocators(room) - max(away, self._doubt(room)), recorded=True)
             if planned is not None and not self._is_known(planned):
                 yield _Hope(waiting.if_recorded(planned), planned, recorded=True)
 
-    def _instead_of_moving(self, moving: Tried | None, room: int) -> Iterator[_Hope]:
-        """What to run where nothing moves, if moving has cost more than was expected: copies slow down kernels that
-        are bound by memory, and how much, only a trial shows."""
-        if moving is None or any(graph.planner.prefers_moves for graph in self.graphs):
+    def _instead_of_moving(self, alike: Sequence[Tried], room: int) -> Iterator[_Hope]:
+        """What runs in the same way and moves nothing, if all that was tried moves: it may be faster, where moving
+        took longer than was expected."""
+        moving = _nearest(alike, room)
+        wanted = any(graph.planner.prefers_moves for graph in self.graphs)
+        if moving is None or wanted or not all(tried.moves for tried in alike):
             return
-        planned = self._plan(room - max(0, moving.surplus), recorded=False, moves=False)
+        planned = self._plan(room - max(0, moving.surplus), recorded=moving.recorded, moves=False)
         if planned is not None and not self._is_known(planned):
-            yield _Hope(min(moving.ranked_as(planned), _predicted_s(planned)), planned)
+            yield _Hope(min(moving.ranked_as(planned), _predicted_s(planned)), planned, moving.recorded)
 
     def _is_hopeless(self, tried: Tried, room: int) -> bool:
         """Whether it took too much, and all the same no less time than another that fits: with less, it is slower."""
@@ -235,7 +229,7 @@ class Trials:
     def _plan(self, room: int, *, recorded: bool, moves: bool = True) -> list[Planned] | None:
         if not recorded:
             return plan_together([graph.planner for graph in self.graphs], room, moves=moves)
-        found = self.graphs[0].planner.best_sized(room, self._recorded_bytes)
+        found = self.graphs[0].planner.best_sized(room, self._recorded_bytes, moves=moves)
         return None if found is None else [found]
 
     def _first(self, room: int) -> list[Planned] | None:
@@ -269,7 +263,8 @@ class Trials:
         if id(program) not in self._sizes:
             (graph,) = self.graphs
             around = graph.planner.around
-            pool = pool_bytes(graph.planner.graph, program, around, graph.measured.captured.fixed_inputs)
+            fixed, platform = graph.measured.captured.fixed_inputs, graph.planner.platform
+            pool = pool_bytes(graph.planner.graph, program, around, fixed, platform)
             self._sizes[id(program)] = pool + around.outside_bytes - around.late_bytes + self._held, program
         return self._sizes[id(program)][0]
 
@@ -329,10 +324,10 @@ class Trials:
         return trial
 
     def _recorded(self, planned: list[Planned], room: int) -> list[Tried]:
-        """Nothing if that cannot fit, or cannot be recorded, which is tried but once; nor where values move."""
+        """Nothing if that cannot fit, or cannot be recorded, which is tried but once."""
         (plan, *_), graph = planned, self.graphs[0]
         between_bytes = plan.prediction.between_bytes
-        if not self._records or between_bytes + self._held > room or plan.program.moves:
+        if not self._records or between_bytes + self._held > room:
             return []
         around = graph.planner.around
         outside_bytes = around.outside_bytes + self._held

@@ -176,10 +176,8 @@ class Planner:
             best = self._fastest(room)
         return None if best is None else replace(best, why=self._reason(best, room))
 
-    def best_sized(self, room: int, size_of: Callable[[Program], int]) -> Planned | None:
+    def best_sized(self, room: int, size_of: Callable[[Program], int], *, moves: bool = True) -> Planned | None:
         """The fastest program found that takes no more than `room` as `size_of` counts; None if there is none.
-
-        It moves nothing: who counts otherwise plans a recording, and those cannot move values.
 
         By that count a program takes its peak or more. How much more differs from one to the next, and a smaller one
         may well take more: so many are counted, those that were made for less room, too.
@@ -188,6 +186,18 @@ class Planner:
         def fits(program: Program, prediction: Prediction) -> bool:
             return prediction.peak_bytes <= room and size_of(program) <= room
 
+        moving = self.best(room) if moves and self.platform is not None else None
+        if moving is not None and not fits(moving.program, moving.prediction):
+            smaller = room * room // max(room, size_of(moving.program))  # by the share that its gaps take
+            moving = self.best(smaller) if smaller < room else None
+            if moving is not None and not fits(moving.program, moving.prediction):
+                moving = None
+        still = self._best_sized_still(room, fits)
+        if moving is None or (still is not None and still.time_s <= moving.time_s and not self.prefers_moves):
+            return still
+        return moving
+
+    def _best_sized_still(self, room: int, fits: Callable[[Program, Prediction], bool]) -> Planned | None:
         unsized = self._best_still(room)
         if unsized is None or fits(unsized.program, unsized.prediction):
             return unsized

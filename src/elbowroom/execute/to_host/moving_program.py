@@ -48,12 +48,16 @@ class MovingProgram:
         """What the values of one forward take on the host."""
         return self._slab.bytes
 
+    def lease(self) -> Lease:
+        """The host's memory for one forward, or for all forwards of a recording."""
+        return self._room.lease(self._slab, self._device)
+
     def forward(self, arguments: list[Any]) -> list[Any]:
         is_packed = saved_tensors_are_packed()
         lease = None
         try:
-            lease = self._own_lease() if is_packed else self._room.lease(self._slab, self._device)
-            outputs = _run(self._forward, arguments, lease)
+            lease = self._own_lease() if is_packed else self.lease()
+            outputs = with_lease(self._forward, arguments, lease)
             saved = self._handed_out(lease) if is_packed else [self._ticket(lease)]
         except BaseException as failure:
             let_go_of_values(failure)
@@ -72,7 +76,7 @@ class MovingProgram:
         if lease is None:
             raise ElbowroomError("what this backward has on the host is gone; call the fitted model again")
         try:
-            return _run(run, arguments, lease)
+            return with_lease(run, arguments, lease)
         except BaseException as failure:
             let_go_of_values(failure)
             del lease
@@ -100,7 +104,8 @@ class MovingProgram:
         return [torch.tensor((_HANDED_OUT, self._forms.index(lease.forms))), lease.memory]
 
 
-def _run(function: Callable[[list[Any]], list[Any]], arguments: list[Any], lease: Lease) -> list[Any]:
+def with_lease(function: Callable[[list[Any]], list[Any]], arguments: list[Any], lease: Lease) -> list[Any]:
+    """Run a program that moves values with its part of the host's memory."""
     arguments.append(lease)
     try:
         return function(arguments)

@@ -165,8 +165,8 @@ class MoveSearch:
         found = best.placed.found
         assert found is not None
         ops, program = self.graph.ops, found.program
-        again = [op for op in program.reruns if ops[op].bytes and ops[op].time]
-        for op in sorted(again, key=lambda op: -ops[op].time * program.reruns[op] / ops[op].bytes):
+        again = {op: count for op, count in program.reruns.items() if ops[op].bytes and ops[op].time}
+        for op in sorted(again, key=lambda op: -ops[op].time * again[op] / ops[op].bytes):
             yield op, "move"
             yield op, "keep"
         if found.waits_s <= _GAIN * found.time_s:
