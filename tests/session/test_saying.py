@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from torch import nn  # noqa: E402
 
 import elbowroom  # noqa: E402
 from elbowroom.errors import BudgetTooSmall  # noqa: E402
+from elbowroom.session import planning  # noqa: E402
 from elbowroom.session.saying import budget_too_small  # noqa: E402
 from trained import fit  # noqa: E402
 
@@ -44,6 +46,23 @@ def test_nothing_is_named_twice_though_there_are_several_graphs():
     said = str(error)
     assert len(set(re.findall(r"[a-z][^,:]* [\d.]+ KiB", said))) == len(re.findall(r"[a-z][^,:]* [\d.]+ KiB", said))
     assert not re.search(r"values saved or in use then|aten\\.|cross", said)
+
+
+@pytest.mark.parametrize("left", [0, 4096, -512])
+def test_what_trials_leave_behind_is_part_of_the_least(monkeypatch, left):
+    """On a GPU a library takes its workspace when it first runs: it is there when the named budget is given."""
+    model = fit(nn.Linear(8, 8), torch.ones(2, 8), budget="1MiB")
+    (entry,) = model.elbowroom.entries.values()
+    trials = SimpleNamespace(
+        graphs=entry.graphs, least_bytes=0, best=lambda *_: None, measure_least=lambda room: None
+    )
+    before = iter([10**6, 10**6 + left])
+    monkeypatch.setattr(planning, "in_use", lambda device: next(before))
+    with pytest.raises(BudgetTooSmall) as refusal:
+        planning.plan_on_trial(trials, 1, entry.plan.resident, 1)
+    with pytest.raises(BudgetTooSmall) as expected:
+        model.elbowroom.set_budget(1)
+    assert refusal.value.least_budget == expected.value.least_budget + max(0, left)
 
 
 def test_the_same_thing_of_several_is_added_up():

@@ -101,6 +101,14 @@ class _Products(torch.autograd.Function):
         return torch.stack([product.sum() for product in (*products, *batches)]).sum()
 
 
+def in_use(device: torch.device) -> int:
+    """Bytes of a GPU that somebody holds; 0 on the CPU, where nobody counts."""
+    if device.type != "cuda":
+        return 0
+    gc.collect()
+    return int(torch.cuda.memory_allocated(device))
+
+
 def give_back_cached() -> None:
     """Give back what tracing, measurements and trials have left, for nobody: values in circles of Python's objects,
     and on a GPU what PyTorch's allocator keeps."""

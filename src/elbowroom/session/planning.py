@@ -17,7 +17,7 @@ from elbowroom.execute.plannable import Plannable
 from elbowroom.execute.region import Region
 from elbowroom.measure.measured import Measured, measured
 from elbowroom.measure.random_state import random_state_kept
-from elbowroom.measure.resident import rounded
+from elbowroom.measure.resident import in_use, rounded
 from elbowroom.plan.planner import Planned, Planner
 from elbowroom.plan.together import peak_together, plan_together
 from elbowroom.progress import progress_bar
@@ -111,12 +111,16 @@ def plan_on_trial(
     graphs = trials.graphs
     room = room_within(budget, sum(resident.values()), cuda=_on_cuda(graphs), is_measured=True)
     fused = any(graph.measured.is_fused for graph in graphs)
+    before = in_use(graphs[0].device)
     with random_state_kept(), progress_bar("planning and compiling" if fused else "planning") as report:
         tried = trials.best(room, compilations, report)
         if tried is None:
             trials.measure_least(room)
     if tried is None:
-        raise too_small(budget, resident, graphs, trials.least_bytes, kept=kept)
+        # What trials leave behind, such as a library's workspace, is there when the named budget is given.
+        left = max(0, in_use(graphs[0].device) - before)
+        there = {**resident, "other": resident.get("other", 0) + left} if left else resident
+        raise too_small(budget, there, graphs, trials.least_bytes, kept=kept)
     return tried.measured
 
 
