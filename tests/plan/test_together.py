@@ -9,6 +9,9 @@ import pytest
 
 from elbowroom.plan.planner import Planner
 from elbowroom.plan.together import least_together, peak_together, plan_together
+from elbowroom.problem import Platform
+from elbowroom.step.referee import Surroundings
+from stepgraphs import Step, graph_of
 
 
 def test_graphs_in_a_row_are_refined_together():
@@ -23,6 +26,19 @@ def test_graphs_in_a_row_are_refined_together():
         assert plans[0] is plans[2]
         assert peak_together(plans) <= room
     assert any(plan.method.endswith("then value by value") for plan in plans)
+
+
+@pytest.mark.parametrize("share", [0.4, 0.6, 0.8])
+def test_values_of_graphs_in_a_row_move(share):
+    """What stays between them keeps less room for each than it has alone."""
+    graph = graph_of([Step("plain", (1,), (8, 1), 4, 8, 0, True, False, False, False, True, False)] * 12)
+    planner = Planner(graph, Surroundings(), platform=Platform(bandwidth=16.0))
+    room = int(share * peak_together([planner.everything] * 2))
+    still, moving = (plan_together([planner] * 2, room, moves=moves) for moves in (False, True))
+    assert not any(plan.program.moves for plan in still)
+    assert all(plan.program.moves for plan in moving)
+    assert peak_together(moving) <= room
+    assert sum(plan.time_s for plan in moving) < sum(plan.time_s for plan in still)
 
 
 class Found:

@@ -9,6 +9,8 @@ from elbowroom.progress import Progress
 from elbowroom.step.referee import peak_in_a_row
 
 _TURNS = 8  # every turn halves the range of the share: after eight it is known to half a percent
+_REFINED = 3  # shares for which plans are improved value by value: each takes as long as all turns together
+_MORE = 1.25  # of what was over: plans change by jumps, and the next is to fit
 
 
 def plan_together(
@@ -36,8 +38,25 @@ def plan_together(
             low, best = share, plans
         else:
             high = share
-    refined = _shared(planners, low, refine=True, moves=moves)  # one may save more than before, within the same peak
-    return refined if peak_together(refined) <= room else best
+    refined = _refined(planners, low, room, moves=moves)
+    if refined is None or (_time_s(refined) >= _time_s(best) and not any(each.prefers_moves for each in planners)):
+        return best
+    return refined
+
+
+def _refined(planners: Sequence[Planner], share: float, room: int, *, moves: bool) -> list[Planned] | None:
+    """Plans improved value by value. One may save more than it did before, within the same peak: where they do not fit
+    in a row any more, all get a smaller share."""
+    range_bytes = peak_together([planner.everything for planner in planners]) - peak_together(least_together(planners))
+    for _ in range(_REFINED):
+        plans = _shared(planners, share, refine=True, moves=moves)
+        over = peak_together(plans) - room
+        if over <= 0:
+            return plans
+        share -= _MORE * over / max(1, range_bytes)
+        if share <= 0:
+            break
+    return None
 
 
 def least_together(planners: Sequence[Planner]) -> list[Planned]:
@@ -63,11 +82,15 @@ def _taken(plan: Planned, after: int) -> tuple[int, int, float]:
     return max(peak, saved + after), peak, plan.time_s
 
 
-def peak_together(plans: list[Planned]) -> int:
+def peak_together(plans: Sequence[Planned]) -> int:
     return peak_in_a_row((plan.prediction.peak_bytes, plan.prediction.saved_bytes) for plan in plans)
 
 
-def _shared(planners: list[Planner], share: float, *, refine: bool, moves: bool) -> list[Planned]:
+def _time_s(plans: Sequence[Planned]) -> float:
+    return sum(plan.time_s for plan in plans)
+
+
+def _shared(planners: Sequence[Planner], share: float, *, refine: bool, moves: bool) -> list[Planned]:
     found = {}
     for planner in dict.fromkeys(planners):
         least, most = planner.least.prediction.peak_bytes, planner.everything.prediction.peak_bytes
