@@ -81,7 +81,7 @@ class Proofs:
             assert best_s is not None
             started = time.perf_counter()
             program = Program(case.saved.chain, point.budget, study.platform(point.link), best_s * (1 + SAME))
-            bound_s = min(best_s, program.fastest(seconds).bound)
+            bound_s = min(best_s, max(study.bound(point), program.fastest(seconds).bound))  # it may know nothing yet
             self.known[study.question(point, BEST).key] = {
                 "best_s": best_s,
                 "bound_s": float(f"{bound_s:.6g}"),

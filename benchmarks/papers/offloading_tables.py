@@ -42,6 +42,7 @@ def tables(study: Study, chapters: Sequence[int]) -> dict[str, str]:
         found["4.5"] = shares(study, LINKS, lambda case: list(case.faster_links(LINKS)), "multiple of the link")
         for link in study.divisor_links():
             found["divided" if link else "divided, measured link"] = divisions(study, link)
+        found["reckoned"] = reckoned(study)
         found["combined"] = combined(study)
     return found
 
@@ -176,10 +177,25 @@ def divisions(study: Study, link: float) -> str:
                     cells.append("–" if answer is None else "no room")
                 else:
                     few[len(cells)] += answer.time < MUCH * case.once
-                    cells.append(percent(answer.time / case.once - 1))
+                    cells.append(percent(answer.time / case.once - 1, 1))
         rows.append([case.setting.network, *cells])
     rows.append([f"below {percent(MUCH - 1)}", *(f"{count} of {len(rows)}" for count in few)])
     return markdown(["time added", *header], rows)
+
+
+def reckoned(study: Study) -> str:
+    """What a step leaves to win: the part of it that the forward is, and the part of the activations that the link
+    carries there and back in the time of a step. What neither stays nor moves is computed again, roughly at the price
+    of that part of the forward."""
+    rows = []
+    for case in study.cases(sides=(500,)):
+        forward = sum(stage.forward_time for stage in case.saved.chain.stages) / case.once
+        carried = min(1.0, study.rate * case.once / 2 / sum(case.saved.value_bytes))
+        row = [case.setting.network, percent(forward), percent(carried), f"{case.peak / case.recompute_least:.1f}"]
+        row += [percent(max(0.0, 1 - 1 / divisor - carried) * forward, 1) for divisor in DIVISORS[1:4]]
+        rows.append(row)
+    header = ["network", "forward, of the step", "carried, of the activations", "M_high ÷ M_low"]
+    return markdown([*header, *(f"÷{divisor}, reckoned" for divisor in DIVISORS[1:4])], rows)
 
 
 def combined(study: Study) -> str:
