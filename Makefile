@@ -55,7 +55,9 @@ papers: setup
 	$(PAPERS)/joins.py --plot-dir docs/papers --claims benchmarks/results/paper-000.json
 	$(PAPERS)/rotor.py --plot-dir docs/papers
 	$(PAPERS)/offloading.py --plot-dir docs/papers
+	$(PAPERS)/offloading_proofs.py
 	$(PAPERS)/lower_sets.py --plot docs/papers/002-tables.png --json benchmarks/out/paper-002.json
+	$(PAPERS)/batch_sizes.py --show benchmarks/results/paper-002-batches-h200.json --plot docs/papers/002-3.png
 	$(PAPERS)/checkpoint_selection.py --plot-dir docs/papers
 	$(PAPERS)/selection_phases.py --plot-dir docs/papers
 	$(PAPERS)/page.py

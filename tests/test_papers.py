@@ -120,6 +120,44 @@ def test_offloading_figures_are_drawn_and_told(tmp_path):
     assert asked == {"persistent", "offload-greedy", "vdnn"} & set(METHODS)
 
 
+def test_what_no_schedule_is_below_is_proven_and_kept(papers, tmp_path):
+    """A ResNet-18 whose memory is so short that nothing that only offloads is near the bound of the thesis."""
+    answers, points, proofs = papers("answers"), papers("offloading_points"), papers("offloading_proofs")
+    chains = papers("chain_files").ESTIMATED
+    study = points.Study(answers.Answers.load(tmp_path / "answers.json", chains), ["resnet18"], [224])
+    (case,) = study.cases()
+    point, *_ = case.limits(points.LIMITS)
+    study.answers.ask([study.question(point, "offload-best")], "one", jobs=1)
+    proofs.Proofs.load(tmp_path / "proofs.json", chains).ask(study, seconds=20, again=False)
+    kept = proofs.Proofs.load(tmp_path / "proofs.json", chains)
+    assert 1.2 * study.bound(point) < kept.of(study, point) <= study.answer(point, "offload-best").time
+    assert "at 1 of them" in proofs.summary(study, kept)
+    assert "resnet18, 224²" in proofs.table(study, kept)
+
+
+def test_seconds_of_planning_are_measured(tmp_path):
+    rows = tmp_path / "rows.json"
+    command = [sys.executable, PAPERS / "offloading_seconds.py", "--measure", "--stages", "6", "--json", rows]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "combined" in done.stdout
+    assert {row["stages"] for row in json.loads(rows.read_text())["rows"]} == {6}
+
+
+def test_runs_are_told_in_words(papers):
+    """Rows whose operations are short apart from those whose are long."""
+    pytest.importorskip("torch")
+    row = {"predicted_s": 1.0, "predicted_bytes": 100, "peak_bytes": 99, "operations": 1000}
+    rows = [
+        {**row, "how": "sequential, 2", "seconds": 1.01},
+        {**row, "how": "persistent, 30%", "seconds": 1.02},
+        {**row, "how": "revolve, 30%", "seconds": 1.2, "operations": 2000},
+    ]
+    told = papers("rotor_runs").in_words(rows)
+    for part in ("−1.0 % to −1.0 %", "+1.0 % to +1.0 %", "+2.0 % to +2.0 %", "+20.0 % to +20.0 %", "0.60 to 0.60 ms"):
+        assert part in told
+
+
 def test_the_page_has_a_place_for_everything(papers, tmp_path):
     page = papers("page")
     made = page.page(page.TEMPLATE.read_text(), tmp_path)

@@ -152,6 +152,17 @@ def called(model: nn.Module, way: str, example: tuple[Tensor, Tensor], device: s
     return model
 
 
+def how_many(rows: Sequence[dict[str, Any]]) -> str:
+    asked = list(cells({name: NETWORKS[name] for name in CHOSEN}))
+    there = sum((row["network"], row["batch"], row["way"]) in asked for row in rows)
+    if there == len(asked):
+        return f"All {there} measurements are there."
+    return (
+        f"Only {there} of {len(asked)} measurements are there: the device was lent for too short a time for the "
+        "others. So this says little of large batches, which are what the figure is about."
+    )
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """A line for each network and batch, a column for each way."""
     lines = []
@@ -189,8 +200,11 @@ def save_plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
                 last, most = these[-1], max(row["batch"] for row in rows if row["network"] == name)
                 longer = [last["seconds"], last["seconds"] * most / last["batch"]]
                 axis.plot([last["batch"], most], longer, "C0:")
-        axis.set(title=name, xlabel="batch", ylabel="seconds", ylim=(0, None), xlim=(0, None))
-        axis.legend(fontsize=7)
+        seconds = [row["seconds"] for row in rows if row["network"] == name and "seconds" in row]
+        batches = [row["batch"] for row in rows if row["network"] == name]
+        limits = {"ylim": (0, 1.15 * max(seconds, default=1)), "xlim": (0, 1.15 * max(batches))}
+        axis.set(title=name, xlabel="batch", ylabel="seconds", **limits)
+        axis.legend(fontsize=7, loc="lower left")
     figure.tight_layout()
     save(figure, path)
 

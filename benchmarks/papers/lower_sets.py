@@ -107,6 +107,7 @@ def main() -> int:
         rows += plan(name, graph, parameters, options.cost)
         show([row for row in rows if row.network == name])
         if options.json:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
             options.json.write_text(
                 json.dumps({"cost": options.cost, "rows": [asdict(row) for row in rows]}, indent=1)
             )

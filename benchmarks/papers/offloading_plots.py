@@ -136,7 +136,7 @@ def draw_throughput(study: Study, case: Case, axis: Any) -> None:
     points = list(case.limits(LIMITS))
     for method in (*OFFLOADING, *RECOMPUTING):
         line(axis, method, gib(points), images(case, times(study, points, method)))
-    axis.set(xlabel="GiB", ylim=(0, None))
+    axis.set(xlabel="GiB", ylim=(0, 1.05 * case.setting.batch / case.once))
 
 
 def draw_links(study: Study, case: Case, axis: Any) -> None:
@@ -146,7 +146,7 @@ def draw_links(study: Study, case: Case, axis: Any) -> None:
         shade = {"alpha": 0.25 + 0.25 * link, "label": f"offload-dynprog, {link:.0f} β"}
         line(axis, "offload-dynprog", gib(points), values, **shade)
     line(axis, "persistent", gib(points), images(case, times(study, points, "persistent")))
-    axis.set(xlabel="GiB", ylim=(0, None))
+    axis.set(xlabel="GiB", ylim=(0, 1.05 * case.setting.batch / case.once))
 
 
 def draw_alphas(study: Study, case: Case, axis: Any) -> None:

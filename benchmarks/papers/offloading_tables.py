@@ -22,6 +22,7 @@ from offloading_points import (
 from tables import markdown, mean, percent, ratio
 
 SLIGHTLY = 1.05  # how much slower than pofo the combined method may be
+NOTICEABLY = 1.001
 MUCH = 1.2  # the thesis' bound on offload-dynprog over LB, and on time with activations ÷ 4 to ÷ 6
 
 
@@ -32,6 +33,7 @@ def tables(study: Study, chapters: Sequence[int]) -> dict[str, str]:
         found["3.5"] = ratios(study, {"3.5": study.cases(REPRESENTATIVE, (224, 500))})
         found["3.6"] = against_recomputation(study)
         found["3.7–3.13"] = ratios(study, dict(_figures(study, 7)))
+        found["slower"] = slower(study)
         found["3.14–3.20"] = crossings(study)
     if 4 in chapters:
         found["4.2"] = overheads(study, ALPHAS, lambda case: list(case.alphas(ALPHAS)), "α")
@@ -40,6 +42,7 @@ def tables(study: Study, chapters: Sequence[int]) -> dict[str, str]:
         found["4.5"] = shares(study, LINKS, lambda case: list(case.faster_links(LINKS)), "multiple of the link")
         for link in study.divisor_links():
             found["divided" if link else "divided, measured link"] = divisions(study, link)
+        found["reckoned"] = reckoned(study)
         found["combined"] = combined(study)
     return found
 
@@ -92,6 +95,23 @@ def against_recomputation(study: Study) -> str:
             row.append(f"{sum(a <= 1.001 * b for a, b in both)} of {len(both)}" if both else "–")
         rows.append(row)
     return markdown(["limits where offload-dynprog ≤ persistent", *(f"{link:.0f} β" for link in FASTER)], rows)
+
+
+def slower(study: Study) -> str:
+    """At how many limits the thesis' dynamic program is slower than others that have a schedule."""
+    others = [method for method in OFFLOADING if not method.startswith("offload-dyn")]
+    groups = {"those of Fig. 3.5": study.cases(REPRESENTATIVE, (224, 500)), "all": study.cases()}
+    rows = []
+    for name, cases in groups.items():
+        points = [point for case in cases for point in case.limits(LIMITS)]
+        ours, row = times(study, points, "offload-dynprog"), [f"{name}, {len(points)} limits"]
+        for method in others:
+            pairs = zip(ours, times(study, points, method), strict=True)
+            both = [a / b for a, b in pairs if a is not None and b is not None]
+            worse = [value for value in both if value > NOTICEABLY]
+            row.append(f"{len(worse)} of {len(both)}" + (f", worst {ratio(max(worse))}" if worse else ""))
+        rows.append(row)
+    return markdown(["limits where offload-dynprog is slower than", *others], rows)
 
 
 def crossings(study: Study) -> str:
@@ -147,19 +167,35 @@ def divisions(study: Study, link: float) -> str:
     """Time over that without a limit when the memory of the activations is divided."""
     methods = ("persistent", "offload-best", "pofo", "combined")
     header = [f"÷{divisor}: {method}" for divisor in DIVISORS[1:4] for method in methods]
-    rows = []
+    rows, few = [], [0] * len(header)
     for case in study.cases(sides=(500,)):
-        points = list(case.divided(DIVISORS[1:4], link))
         cells = []
-        for point in points:
+        for point in case.divided(DIVISORS[1:4], link):
             for method in methods:
                 answer = study.answer(point, method)
-                if answer is None:
-                    cells.append("–")
+                if answer is None or answer.time is None:
+                    cells.append("–" if answer is None else "no room")
                 else:
-                    cells.append("no room" if answer.time is None else percent(answer.time / case.once - 1))
+                    few[len(cells)] += answer.time < MUCH * case.once
+                    cells.append(percent(answer.time / case.once - 1, 1))
         rows.append([case.setting.network, *cells])
+    rows.append([f"below {percent(MUCH - 1)}", *(f"{count} of {len(rows)}" for count in few)])
     return markdown(["time added", *header], rows)
+
+
+def reckoned(study: Study) -> str:
+    """What a step leaves to win: the part of it that the forward is, and the part of the activations that the link
+    carries there and back in the time of a step. What neither stays nor moves is computed again, roughly at the price
+    of that part of the forward."""
+    rows = []
+    for case in study.cases(sides=(500,)):
+        forward = sum(stage.forward_time for stage in case.saved.chain.stages) / case.once
+        carried = min(1.0, study.rate * case.once / 2 / sum(case.saved.value_bytes))
+        row = [case.setting.network, percent(forward), percent(carried), f"{case.peak / case.recompute_least:.1f}"]
+        row += [percent(max(0.0, 1 - 1 / divisor - carried) * forward, 1) for divisor in DIVISORS[1:4]]
+        rows.append(row)
+    header = ["network", "forward, of the step", "carried, of the activations", "M_high ÷ M_low"]
+    return markdown([*header, *(f"÷{divisor}, reckoned" for divisor in DIVISORS[1:4])], rows)
 
 
 def combined(study: Study) -> str:
@@ -167,7 +203,11 @@ def combined(study: Study) -> str:
     points = [
         (case, point)
         for case in study.cases(sides=(500,))
-        for point in (*case.alphas(ALPHAS), *case.faster_links(LINKS[1:]), *case.divided(DIVISORS, 1.0))
+        for point in (
+            *case.alphas(ALPHAS),
+            *case.faster_links(LINKS[1:]),
+            *(point for link in study.divisor_links() for point in case.divided(DIVISORS, link)),
+        )
     ]
     rows = []
     for method in (*CHAPTER_4[:3], *CHAPTER_4[4:]):

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import offloading
+import offloading_proofs
+import offloading_seconds
 import offloading_tables
 import rotor
 import selection_phases
 from answers import Answers, path_there
-from chain_files import ESTIMATED, RESULTS, V100_LINK, ChainFile
+from chain_files import ESTIMATED, RESULTS, V100_LINK, ChainFile, speed_ratios
 from offloading_points import Study
 from rotor_points import Curves
 from tables import fewer_colours, markdown, percent
@@ -72,9 +74,14 @@ def fragments() -> Iterator[tuple[str, str]]:
     yield "link", about_link(study)
     for name, table in offloading_tables.tables(study, (3, 4)).items():
         yield f"offloading {name}", table
+    proofs = offloading_proofs.Proofs.load(offloading_proofs.PROOFS, chains)
+    yield "offloading above, in words", offloading_proofs.summary(study, proofs)
+    yield "offloading above", offloading_proofs.table(study, proofs)
+    yield "offloading seconds", stored("paper-001-offloading-seconds.json", offloading_seconds.table)
     for name, table in rotor.tables(curves).items():
         yield f"rotor {name}", table
     yield "rotor runs", stored("paper-001-rotor-h200.json", _runs)
+    yield "rotor runs, in words", stored("paper-001-rotor-h200.json", _runs_in_words)
     yield "batches", stored("paper-002-batches-h200.json", _batches)
     for figures in (("7", "1.8"), ("8", "1.9"), ("9",)):
         yield f"claims {figures[0]}", claims(figures)
@@ -94,10 +101,16 @@ def _runs(rows: list[dict[str, Any]]) -> str:
     return table(rows)
 
 
-def _batches(rows: list[dict[str, Any]]) -> str:
-    from batch_sizes import table
+def _runs_in_words(rows: list[dict[str, Any]]) -> str:
+    from rotor_runs import in_words
 
-    return table(rows)
+    return in_words(rows)
+
+
+def _batches(rows: list[dict[str, Any]]) -> str:
+    from batch_sizes import how_many, table
+
+    return f"{how_many(rows)}\n\n{table(rows)}"
 
 
 # --- words ---------------------------------------------------------------------------------------------------
@@ -105,10 +118,13 @@ def _batches(rows: list[dict[str, Any]]) -> str:
 
 def about_chains(found: ChainFile) -> str:
     if found.kind == "measured":
-        link = ", ".join(f"{name.replace('_', ' ')} {rate / 1e9:.1f} GB/s" for name, rate in found.link.items())
+        to_host, from_host, both = (found.link[name] / 1e9 for name in ("to_host", "from_host", "both"))
         return (
             f"**Chains of 001 are measured**: stage by stage on one {found.device}, float32 without TF32, by "
-            f"`measured_chains.py`. Its host link: {link}. Schedules of these chains are simulated by the referee."
+            f"`measured_chains.py`, while the device and not the host set the pace. The thesis measured a V100 of "
+            f"16 GB. The host link of the {found.device} carries {to_host:.1f} GB/s to the host, {from_host:.1f} "
+            f"from it, and {both:.1f} each way if both are used. Schedules of these chains are simulated by the "
+            "referee; what was run says so. Bytes are the allocator's, without weights and their gradients."
         )
     return (
         "**Chains of 001 are estimated, not measured**: bytes are those of eager PyTorch's tensors, times a roofline "
@@ -137,11 +153,14 @@ def _anchors() -> str:
 def about_link(study: Study) -> str:
     if study.file.kind == "estimated":
         return f"The link is the thesis': {V100_LINK / 1e9:.1f} GB/s, one transfer at a time."
+    ratios = speed_ratios(study.file)
     return (
         f"The thesis' link carries {V100_LINK / 1e9:.1f} GB/s, one transfer at a time, beside a V100. The device "
         f"here computes faster, so its link is made faster by the same factor, to {study.rate / 1e9:.1f} GB/s: the "
         "factor is the median over all chains of a V100's estimated time and the measured one. Then what can be "
-        "moved while a stage runs is as much as there."
+        f"moved while a stage runs is as much as there. Chains differ: their factors are {ratios[0]:.2f} to "
+        f"{ratios[-1]:.2f}. The estimate is a roofline (`estimated_chains.py`), chosen so that two figures of the "
+        f"thesis come out: {_anchors()}."
     )
 
 

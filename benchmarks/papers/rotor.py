@@ -28,6 +28,9 @@ from vision_settings import CHAPTER_2, DENSENETS, RESNETS, Setting
 
 ANSWERS = RESULTS / "paper-001-rotor.json"
 STYLES = {PLAIN: "C3s", SEQUENTIAL: "C4x", OPTIMAL: "C0-^", REVOLVE: "C2-o", CHECKMATE: "C1:s"}
+WIDE = 4  # times the card: figures in which anything takes so much have logarithmic axes for memory
+HEADROOM = 1.08
+POWERS = (1, 4, 16, 64, 256)
 RESNETS_200 = (*RESNETS, "resnet200")
 
 
@@ -154,6 +157,8 @@ def save_plots(curves: Curves, folder: Path) -> None:
     axis.loglog([p[0] for p in points], [p[1] for p in points], "o", label="persistent (Algorithm 3)")
     axis.loglog([p[0] for p in points], [p[2] for p in points], "x", label="floating (Algorithm 1)")
     axis.set(xlabel="stages", ylabel="seconds")
+    axis.set_xticks([10, 20, 50, 100, 200, 400], ["10", "20", "50", "100", "200", "400"])
+    axis.minorticks_off()
     axis.legend(fontsize=8)
     save(figure, folder / "001-2.4.png")
     for name, (title, settings) in figures(curves).items():
@@ -168,13 +173,24 @@ def panels(curves: Curves, title: str, settings: Sequence[Setting]) -> Any:
     figure, axes = pyplot.subplots(lines, columns, figsize=(max(6, 3.4 * columns), 2.7 * lines + 0.6), squeeze=False)
     for axis in axes.flat[len(settings) :]:
         axis.axis("off")
-    for setting, axis in zip(settings, axes.flat, strict=False):
-        runs = list(curves.runs(setting))
+    shown = {setting: list(curves.runs(setting)) for setting in settings}
+    wide = max((run.peak_bytes for runs in shown.values() for run in runs), default=0) > WIDE * CARD_BYTES
+    for (setting, runs), axis in zip(shown.items(), axes.flat, strict=False):
         for how, style in STYLES.items():
             these = sorted((run.peak_bytes / 2**30, run.images_per_s) for run in runs if run.how == how)
             if these:
                 axis.plot(*zip(*these, strict=True), style, label=how, markersize=4, linewidth=1)
-        axis.set(xlabel="GiB", ylabel="images/s", ylim=(0, None), xlim=(0, None))
+        axis.set(
+            xlabel="GiB", ylabel="images/s", ylim=(0, HEADROOM * max((run.images_per_s for run in runs), default=1))
+        )
+        if wide:
+            axis.set_xscale("log")
+            limits = axis.get_xlim()
+            axis.set_xticks(POWERS, list(map(str, POWERS)))
+            axis.minorticks_off()
+            axis.set_xlim(limits)
+        else:
+            axis.set_xlim(0, None)
         axis.axvline(CARD_BYTES / 2**30, color="0.8", linewidth=0.8)
         axis.set_title(f"{setting.network}, {setting.side}², batch {setting.batch}", fontsize=8)
         axis.tick_params(labelsize=7)

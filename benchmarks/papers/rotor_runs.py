@@ -1,12 +1,13 @@
 """Four networks of 001 ch. 2, run: images per second and peak of real steps, beside what the chains predict.
 
     python benchmarks/papers/rotor_runs.py [--only "resnet101 1000 8" …] [--json FILE] [--seconds 100]
-                                           [--tiny | --show FILE]
+                                           [--tiny | --show FILE | --count FILE]
 
 Float32 without TF32, eager, on a CUDA device. Rows: everything saved; `checkpoint_sequential` with some of the
 thesis' numbers of segments; `persistent` and `revolve` within parts of the plain memory, planned on the stored chains
 and executed stage by stage. Peaks are above what is there before a step, and the images count. A row is written as
 soon as it is measured, and `--json` with rows in it goes on where it stopped. `--tiny` tries this on the CPU.
+`--count` adds to rows that lack them how many forwards and backwards of stages their schedules have.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from vision_settings import TINY, Setting
 
 from elbowroom.execute.by_stages.runner import ChainRunner
 from elbowroom.problem import Chain
-from elbowroom.schedule import simulate
+from elbowroom.schedule import Backward, Forward, Schedule, simulate
 from elbowroom.solve import solve
 from elbowroom.solve.persistent import Sweep
 
@@ -46,6 +47,7 @@ OPTIMAL = (0.15, 0.3, 0.45, 0.6, 0.8)  # parts of the plain memory
 REVOLVE = (0.15, 0.3)
 LONG = 200  # stages: without numba, which the device may not have, a table of more takes too long of its time
 SLOTS = 500
+SHORT_S = 0.65e-3  # operations in which the host may have more to do than the device: see `in_words`
 
 
 def main() -> int:
@@ -53,6 +55,8 @@ def main() -> int:
     if options.show:
         print(table(json.loads(options.show.read_text())["rows"]))
         return 0
+    if options.count:
+        return count(options.count)
     if not options.tiny and not torch.cuda.is_available():
         print("rotor_runs: there is no CUDA device here; --tiny tries it on the CPU", file=sys.stderr)
         return 2
@@ -67,9 +71,7 @@ def main() -> int:
             continue
         for row in rows_of(setting, device, {(row["setting"], row["how"]) for row in rows}):
             rows.append(row)
-            head = {"device": torch.cuda.get_device_name() if device == "cuda" else "CPU, tried"}
-            lines = ",\n".join(map(json.dumps, rows))
-            options.json.write_text(f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}\n')
+            save(options.json, torch.cuda.get_device_name() if device == "cuda" else "CPU, tried", rows)
             print(f"{time.perf_counter() - started:6.1f} s  {row}", flush=True)
             if time.perf_counter() - started > options.seconds:
                 print("time is up; the same call goes on from here")
@@ -85,12 +87,33 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no row after so long")
     parser.add_argument("--tiny", action="store_true", help="a small network on the CPU, to try the script")
     parser.add_argument("--show", type=Path, metavar="FILE", help="the table of earlier rows")
+    parser.add_argument("--count", type=Path, metavar="FILE", help="add the number of operations to earlier rows")
     options = parser.parse_args()
     if options.json is None:
         if options.tiny:
             parser.error("--tiny: say with --json where the figures go; they are not for the results")
         options.json = STORED
     return options
+
+
+def save(path: Path, device: str, rows: Sequence[dict[str, Any]]) -> None:
+    lines = ",\n".join(map(json.dumps, rows))
+    path.write_text(f'{json.dumps({"device": device})[:-1]}, "rows": [\n{lines}\n]}}\n')
+
+
+def count(path: Path) -> int:
+    data = json.loads(path.read_text())
+    counted = {}
+    for name in dict.fromkeys(row["setting"] for row in data["rows"] if "operations" not in row):
+        for how, told, _ in ways(chain_for(Setting.named(name), "cuda")):
+            counted[name, how, told["predicted_s"]] = told["operations"]
+    for row in data["rows"]:
+        key = row["setting"], row["how"], row["predicted_s"]
+        if key in counted:  # else its chain was another one
+            row["operations"] = counted[key]
+    save(path, data["device"], data["rows"])
+    print(table(data["rows"]))
+    return 0
 
 
 def rows_of(setting: Setting, device: str, known: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
@@ -136,26 +159,30 @@ Way = tuple[str, dict[str, Any], Callable[[Sequence[nn.Module]], Callable[[Any],
 def ways(chain: Chain) -> Iterator[Way]:
     """Each way with what the chain predicts of it, and a function from the stages before the loss to a forward."""
     plain = solve(chain, None, "store-all")
-    yield "everything saved", predicted(plain), lambda stages: nn.Sequential(*stages)
+    yield "everything saved", predicted(chain, plain.schedule), lambda stages: nn.Sequential(*stages)
     for k in SEGMENTS:
         if k < len(chain) - 1:
-            yield f"sequential, {k}", predicted(solve(chain, None, "sequential", segments=k)), partial(segmented, k)
+            segments = solve(chain, None, "sequential", segments=k).schedule
+            yield f"sequential, {k}", predicted(chain, segments), partial(segmented, k)
     sweep = Sweep(chain, int(max(OPTIMAL) * plain.peak_bytes), SLOTS)  # one table for all budgets
     for part in OPTIMAL:
         budget = int(part * plain.peak_bytes)
         if budget >= sweep.least_bytes:
             schedule = sweep.schedule(budget)
             run = partial(ChainRunner, schedule=schedule)
-            yield f"persistent, {part:.0%}", {**predicted(simulate(chain, schedule)), "budget": budget}, run
+            yield f"persistent, {part:.0%}", {**predicted(chain, schedule), "budget": budget}, run
     for part in REVOLVE if len(chain) < LONG else ():
         result = solve(chain, int(part * plain.peak_bytes), "revolve", slots=SLOTS)
         if result.feasible:
             run = partial(ChainRunner, schedule=result.schedule)
-            yield f"revolve, {part:.0%}", {**predicted(result), "budget": result.budget}, run
+            yield f"revolve, {part:.0%}", {**predicted(chain, result.schedule), "budget": result.budget}, run
 
 
-def predicted(result: Any) -> dict[str, Any]:
-    return {"predicted_s": float(f"{result.time:.4g}"), "predicted_bytes": result.peak_bytes}
+def predicted(chain: Chain, schedule: Schedule) -> dict[str, Any]:
+    found = simulate(chain, schedule)
+    operations = sum(isinstance(operation, Forward | Backward) for operation in schedule)
+    time_s = float(f"{found.time:.4g}")
+    return {"predicted_s": time_s, "predicted_bytes": found.peak_bytes, "operations": operations}
 
 
 def segmented(k: int, stages: Sequence[nn.Module]) -> Callable[[Any], Any]:
@@ -163,11 +190,39 @@ def segmented(k: int, stages: Sequence[nn.Module]) -> Callable[[Any], Any]:
     return lambda x: checkpoint_sequential(body, k, x, use_reentrant=False)
 
 
+def in_words(rows: Sequence[dict[str, Any]]) -> str:
+    """How far off the prediction is, for what PyTorch runs by itself and for what is run stage by stage."""
+    rows = [row for row in rows if "seconds" in row and "operations" in row]
+    ours = [row for row in rows if row["how"].startswith(("persistent", "revolve"))]
+    short = [row for row in ours if row["predicted_s"] < SHORT_S * row["operations"]]
+
+    def off(chosen: Sequence[dict[str, Any]]) -> str:
+        more = [row["seconds"] / row["predicted_s"] - 1 for row in chosen]
+        return _range(more) if more else "–"
+
+    peaks = [row["peak_bytes"] / row["predicted_bytes"] - 1 for row in rows]
+    each = [1e3 * row["seconds"] / row["operations"] for row in short]
+    paces = f"{min(each):.2f} to {max(each):.2f}" if each else "–"
+    return (
+        f"Measured peaks differ from predicted ones by {_range(peaks)}. Measured times differ by "
+        f"{off([row for row in rows if row not in ours])} where PyTorch runs the step by itself (everything saved, "
+        f"sequential); by {off([row for row in ours if row not in short])} where `ChainRunner` runs it stage by "
+        f"stage and an operation, which is a forward or a backward of one stage, is predicted to take "
+        f"{1e3 * SHORT_S:g} ms or more on average; and by {off(short)} where it is predicted to take less. In these "
+        f"last rows an operation was measured at {paces} ms."
+    )
+
+
+def _range(parts: Sequence[float]) -> str:
+    return f"{100 * min(parts):+.1f} % to {100 * max(parts):+.1f} %".replace("-", "−")
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = []
     for row in rows:
         setting = Setting.named(row["setting"])
         line = [f"{setting.network}, {setting.side}², {setting.batch}", row["how"]]
+        line.append(f"{1e3 * row['predicted_s'] / row['operations']:.2f}" if "operations" in row else "–")
         line += [f"{row['predicted_bytes'] / 2**30:.2f}", f"{setting.batch / row['predicted_s']:.2f}"]
         if "error" in row:
             line += [row["error"], "–", "–", "–"]
@@ -176,7 +231,15 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             line += [f"{row['peak_bytes'] / 2**30:.2f}", percent(more, 1)]
             line += [f"{setting.batch / row['seconds']:.2f}", percent(row["seconds"] / row["predicted_s"] - 1, 1)]
         lines.append(line)
-    header = ["network, image, batch", "way", "predicted, GiB", "images/s", "measured, GiB", "more"]
+    header = [
+        "network, image, batch",
+        "way",
+        "predicted: ms an operation",
+        "GiB",
+        "images/s",
+        "measured: GiB",
+        "more",
+    ]
     return markdown([*header, "images/s", "time more"], lines)
 
 
