@@ -30,6 +30,8 @@ from hand_checkpoints import checkpointed
 from row_tables import listed, row_cells, show
 from rows import Book, Row, fastest, open_book, rows_of
 from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
+from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from elbowroom.errors import BudgetTooSmall
 
@@ -145,13 +147,22 @@ def peer_setting(case: Case, cell: Cell) -> Iterator[None]:
         if cell.kind == "checkpoint_on_cpu":
             settings.enter_context(checkpointed(next(iter(case.blocks.values())), reentrant=True))
         if cell.kind == "compiled":
-            wishes = (
-                "enable_activation_offloading",
-                "activation_offload_separate_stream",
-                "activation_reload_prefetch",
-            )
+            streams = "activation_offload_separate_stream", "activation_reload_prefetch"
+            wishes = ["enable_activation_offloading", *(streams if torch.cuda.is_available() else ())]
             settings.enter_context(functorch_config.patch(dict.fromkeys(wishes, True)))
+            settings.enter_context(inductor_config.patch(joint_custom_post_pass=WishesAll()))
         yield
+
+
+class WishesAll(CustomGraphPass):
+    """torch.compile moves what is marked and may move; nobody marks anything unless he is asked."""
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        for node in graph.nodes:
+            node.meta["should_offload"] = node.op == "call_function"
+
+    def uuid(self) -> str:
+        return "all that may move"
 
 
 def on_the_host(plan: Any) -> str:
