@@ -375,10 +375,11 @@ class Planner:
 
     graph = SimpleNamespace(ops=[SimpleNamespace(time=1.0)])
     around = SimpleNamespace(late_bytes=0, outside_bytes=0)
+    platform, prefers_moves = None, False
     least = planned(LEAST)
     made = (least,)
 
-    def best_sized(self, room, size_of):
+    def best_sized(self, room, size_of, *, moves):
         sizes = [size for size in range(LEAST, MOST + 1) if size_of(Program(size)) <= room]
         return planned(sizes[-1]) if sizes else None
 
