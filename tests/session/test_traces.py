@@ -124,4 +124,6 @@ def test_parts_that_pytorch_runs_as_they_are_are_said():
         torch.compiler.set_stance("force_eager"),
         pytest.warns(UserWarning, match=r"without the planned program \(.* keeps .* bytes"),
     ):
-        model(x).sum().backward()
+        loss = model(x).sum()
+        assert not torch._C._autograd._profiler_enabled()  # no graph has run that would tell the end of its backward
+        loss.backward()

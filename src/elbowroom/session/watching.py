@@ -67,7 +67,10 @@ class Watch:
             _WATCHES.add(self)
 
     def note_outputs(self, outputs: Any) -> None:
-        """What a watched forward has returned may go in the middle of the next, and counts in neither."""
+        """What a watched forward has returned may go in the middle of the next, and counts in neither. Where no graph
+        has run, as PyTorch may do with all of a model, there is nothing to wait for."""
+        if self._step is not None:
+            self.give_up()
         if self._peak is not None:
             tensors = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
             self._outputs = [weakref.ref(storage) for storage in allocated_storages(tensors)]
