@@ -345,8 +345,11 @@ def page(rows: Sequence[Judged], options: argparse.Namespace) -> str:
     head = [
         "# Models that nobody chose",
         "",
+        "Each model is drawn by chance and made small by a rule. Three steps are compared with plain execution",
+        "at three budgets: what plain execution takes, half of the way from there to the least, and the least.",
+        "",
         f"`python benchmarks/any_model.py --models {options.models} --seed {options.seed}` on {options.device}, "
-        f"PyTorch {torch.__version__.partition('+')[0]}. Each model is drawn by chance and made small by a rule.",
+        f"PyTorch {torch.__version__.partition('+')[0]}:",
         "",
         "```",
         summary(rows),

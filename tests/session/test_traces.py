@@ -120,10 +120,8 @@ def test_fewer_graphs_than_were_planned_are_planned_all_the_same():
 def test_parts_that_pytorch_runs_as_they_are_are_said():
     model, x = Changing(lambda _: None, in_parts=True), torch.randn(4, 8)
     fit(model, x, budget="1MiB")
-    with (
-        torch.compiler.set_stance("force_eager"),
-        pytest.warns(UserWarning, match=r"without the planned program \(.* keeps .* bytes"),
-    ):
-        loss = model(x).sum()
+    with torch.compiler.set_stance("force_eager"):
+        with pytest.warns(UserWarning, match=r"without the planned program \(.* keeps .* bytes"):
+            loss = model(x).sum()
         assert not torch._C._autograd._profiler_enabled()  # no graph has run that would tell the end of its backward
         loss.backward()

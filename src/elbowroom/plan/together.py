@@ -45,8 +45,8 @@ def plan_together(
 
 
 def _refined(planners: Sequence[Planner], share: float, room: int, *, moves: bool) -> list[Planned] | None:
-    """Plans improved value by value. One may save more than it did before, within the same peak: where they do not fit
-    in a row any more, all get a smaller share."""
+    """Plans improved value by value. One may save more than it did before, within the same peak: where they do not
+    fit in a row any more, all get a smaller share."""
     range_bytes = peak_together([planner.everything for planner in planners]) - peak_together(
         least_together(planners)
     )
