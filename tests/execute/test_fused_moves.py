@@ -49,7 +49,9 @@ def trained(model, batch):
     return found
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "transformer" else name for name in MODELS]
+)
 def test_values_move_within_the_budget_and_gradients_stay(name, monkeypatch):
     delay_copies(monkeypatch)
     still, batch = fitted(name, 1.0, "never")
